@@ -19,6 +19,7 @@ from bbgrap.protocol.client_messages import (
     Failed,
     Fault,
     FinalAnswer,
+    ModelChunk,
     Progress,
     RunModel,
     StillWorking,
@@ -27,7 +28,7 @@ from bbgrap.protocol.client_messages import (
 REOPEN_S = 3.0
 """A connection that is silent for so long is opened anew."""
 SLOWEST_LINK = 1 << 20
-"""Bytes per second at which inputs may still be on their way to the coordinator. Chosen: 10 Mbit/s, less what frames and keys take."""
+"""Bytes per second at which inputs and pieces of models may still be on their way. Chosen: 10 Mbit/s, less what frames and keys take."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +132,7 @@ class ClientMachine:
     def _say(self, entry: _Open, now: float) -> ToCoordinator[Call | Cancel | Ask]:
         """Say a call: it arrives after all that was said before."""
         message = entry.message
-        entry.takes_s = sum(map(len, message.payload)) / SLOWEST_LINK if isinstance(message, RunModel) else 0.0
+        entry.takes_s = sum(map(len, message.payload)) / SLOWEST_LINK if isinstance(message, ModelChunk | RunModel) else 0.0
         entry.there_by = self._there_by = max(self._there_by, now) + entry.takes_s
         return ToCoordinator(message)
 

@@ -186,34 +186,45 @@ class Calls:
             self._stops.asked = before
 
     def _call(self, message: Call, expected: type[A], on_progress: OnProgress | None = None, timeout_s: float | None = None) -> A:
+        self.begin(message, on_progress, timeout_s)
+        return self.answer_to(message, expected, timeout_s)
+
+    def begin(self, message: Call, on_progress: OnProgress | None = None, timeout_s: float | None = None) -> None:
+        """Begin a call that `answer_to` waits for, or `forget` gives up; it is said when somebody waits for an answer."""
         if self._closed:
             raise ClusterUnavailableError(f"connection to {self.address}: it was closed; connect again")
         self._stops.check()
-        number = message.call
         with self._lock:
             if on_progress is not None:
-                self._listeners[number] = on_progress
+                self._listeners[message.call] = on_progress
             self._carry_out(self._machine.call(message, time.monotonic(), timeout_s))
             if self._leading:
                 self._wakeups.put(None)
+
+    def answer_to(self, message: Call, expected: type[A], timeout_s: float | None = None) -> A:
+        """Return the answer to a call that was begun; a failure is raised as `CallFailedError`.
+
+        Raises:
+            TimeoutError: if there is none within `timeout_s` seconds.
+        """
         try:
-            answer = self._wait(number, None if timeout_s is None else time.monotonic() + timeout_s)
+            answer = self._wait(message.call, None if timeout_s is None else time.monotonic() + timeout_s)
         except BaseException:
-            self._forget(number)
+            self.forget(message)
             raise
         finally:
-            self._listeners.pop(number, None)
+            self._listeners.pop(message.call, None)
         if isinstance(answer, Failed):
             raise CallFailedError(answer)
         if not isinstance(answer, expected):
             raise RemoteProtocolError(f"coordinator: expected {expected.__name__}, got {type(answer).__name__}")
         return answer
 
-    def _forget(self, number: int) -> None:
-        """Tell the coordinator that an answer is not wanted any more."""
+    def forget(self, message: Call) -> None:
+        """Tell the coordinator that an answer is not wanted any more, unless it has come."""
         with self._lock:
-            self._carry_out(self._machine.cancel(number))
-            self._done.pop(number, None)
+            self._carry_out(self._machine.cancel(message.call))
+            self._done.pop(message.call, None)
         self._flush_soon()
 
     def _flush_soon(self) -> None:

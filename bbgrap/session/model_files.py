@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import BinaryIO
 
 from bbgrap.control.uploads import offer_digest
 from bbgrap.errors import ModelError
@@ -12,6 +14,9 @@ from bbgrap.protocol.client_messages import BRINGING, ModelChunk, ModelFile, Mod
 from bbgrap.protocol.limits import MAX_CHUNK_BYTES
 from bbgrap.session.calls import OnProgress
 from bbgrap.session.connection import Connection
+
+AHEAD = 4
+"""Pieces of a file that are on their way at once, of up to 1 MiB each. Chosen."""
 
 
 class ModelFiles:
@@ -53,14 +58,33 @@ class ModelFiles:
         return digest
 
     def _send(self, connection: Connection, file: ModelFile, left_s: Callable[[], float], tell: Callable[[int], None]) -> None:
+        """Send a file: while the coordinator stores a piece, the next ones are on their way."""
+        flying: deque[tuple[ModelChunk, int]] = deque()
         offset, complete = 0, False
-        with (self._folder / file.name).open("rb") as stream:
-            while not complete:
-                stream.seek(offset)
-                chunk = ModelChunk(connection.number(), file.digest, offset, (stream.read(MAX_CHUNK_BYTES),))
-                answer = connection.try_call(chunk, ModelStored, timeout_s=left_s())
-                offset, complete = answer.received, answer.complete
-                tell(offset)
+        try:
+            with (self._folder / file.name).open("rb") as stream:
+                while not complete:
+                    while len(flying) < AHEAD and (offset < file.size or not flying):
+                        chunk = self._chunk(connection.number(), file, stream, offset)
+                        connection.begin(chunk, timeout_s=left_s())
+                        offset += len(chunk.payload[0])
+                        flying.append((chunk, offset))
+                    chunk, end = flying.popleft()
+                    answer = connection.answer_to(chunk, ModelStored, timeout_s=left_s())
+                    complete = answer.complete
+                    tell(answer.received)
+                    if answer.received != end:  # something was lost, or stored by another: those that follow lie elsewhere
+                        _forget(connection, flying)
+                        offset = answer.received
+        finally:
+            _forget(connection, flying)
+
+    def _chunk(self, number: int, file: ModelFile, stream: BinaryIO, offset: int) -> ModelChunk:
+        stream.seek(offset)
+        content = stream.read(min(MAX_CHUNK_BYTES, file.size - offset))
+        if not content and file.size:
+            raise ModelError(f"model: '{self._folder / file.name}' had {file.size} bytes, now {offset}; it changed while it was sent")
+        return ModelChunk(number, file.digest, offset, (content,))
 
     def _describe(self, name: str) -> ModelFile:
         if Path(name).name != name:
@@ -69,3 +93,8 @@ class ModelFiles:
         with path.open("rb") as stream:
             digest = hashlib.file_digest(stream, "sha256").hexdigest()
         return ModelFile(name, digest, path.stat().st_size)
+
+
+def _forget(connection: Connection, flying: deque[tuple[ModelChunk, int]]) -> None:
+    while flying:
+        connection.forget(flying.pop()[0])

@@ -1,0 +1,117 @@
+"""Bringing a model's files, over a wire that loses, to the store and the offers of a real coordinator."""
+
+from collections import deque
+
+import pytest
+from bbgrap_coordinator.models import ModelStore
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bbgrap.control.uploads import Uploads
+from bbgrap.errors import ModelError
+from bbgrap.protocol.client_messages import ModelChunk, OfferModel
+from bbgrap.protocol.limits import MAX_CHUNK_BYTES
+from bbgrap.session.model_files import AHEAD, ModelFiles
+
+CLIENT = b"client"
+
+
+class LossyCoordinator:
+    """Answers as a coordinator does, but what is said for the first time may be lost: it arrives after what was said later."""
+
+    def __init__(self, folder, lost=()):
+        self.store = ModelStore(folder)
+        self.uploads = Uploads({})
+        self.lost = deque(lost)
+        self.calls = 0
+        self.arriving, self.late, self.answers = deque(), deque(), {}
+        self.most_open, self.began = 0, 0
+
+    def number(self):
+        self.calls += 1
+        return self.calls
+
+    def try_call(self, message, expected, timeout_s):
+        assert isinstance(message, OfferModel)
+        return self._answer(self.uploads.offer(CLIENT, message)[0], expected)
+
+    def begin(self, message, timeout_s):
+        self.began += 1
+        (self.late if self.lost and self.lost.popleft() else self.arriving).append(message)
+        self.most_open = max(self.most_open, len(self.arriving) + len(self.late) + len(self.answers))
+
+    def answer_to(self, message, expected, timeout_s):
+        while message.call not in self.answers:
+            self._take((self.arriving or self.late).popleft())
+        return self._answer(self.answers.pop(message.call), expected)
+
+    def forget(self, message):
+        self.answers.pop(message.call, None)
+
+    def _take(self, chunk: ModelChunk):
+        (instruction,) = self.uploads.chunk(CLIENT, chunk)
+        if hasattr(instruction, "chunk"):
+            (instruction,) = self.uploads.written(self.store.write(instruction))
+        self.answers[chunk.call] = instruction
+
+    def _answer(self, instruction, expected):
+        assert isinstance(instruction.message, expected)
+        return instruction.message
+
+
+def left_s():
+    return 1.0
+
+
+@pytest.fixture
+def content():
+    return bytes(range(251)) * (MAX_CHUNK_BYTES // 50)
+
+
+def test_several_pieces_are_on_their_way_at_once(tmp_path, content):
+    (tmp_path / "net.onnx").write_bytes(content)
+    coordinator = LossyCoordinator(tmp_path / "store")
+    told = []
+    ModelFiles(tmp_path / "net.onnx", ()).bring(coordinator, left_s, lambda progress: told.append(progress.done))
+    assert list(coordinator.store.stored().values()) == [len(content)]
+    assert coordinator.most_open == AHEAD
+    assert coordinator.began == -(-len(content) // MAX_CHUNK_BYTES)
+    assert told == sorted(told)
+    assert told[-1] == len(content)
+
+
+@settings(max_examples=25)
+@given(
+    lost=st.lists(st.booleans(), max_size=12), size=st.sampled_from([0, 1, MAX_CHUNK_BYTES, 3 * MAX_CHUNK_BYTES + 7, 9 * MAX_CHUNK_BYTES])
+)
+def test_what_is_lost_is_said_again_until_all_is_there(tmp_path_factory, lost, size):
+    home = tmp_path_factory.mktemp("lossy")
+    (home / "net.onnx").write_bytes(b"w" * size)
+    coordinator = LossyCoordinator(home / "store", lost)
+    ModelFiles(home / "net.onnx", ()).bring(coordinator, left_s)
+    assert list(coordinator.store.stored().values()) == [size]
+
+
+def test_a_file_that_shrinks_meanwhile_is_an_error(tmp_path, content):
+    path = tmp_path / "net.onnx"
+    path.write_bytes(content)
+    files = ModelFiles(path, ())
+    coordinator = LossyCoordinator(tmp_path / "store")
+    begin = coordinator.begin
+
+    def shrinks(message, timeout_s):
+        path.write_bytes(content[: 2 * MAX_CHUNK_BYTES])
+        begin(message, timeout_s)
+
+    coordinator.begin = shrinks
+    with pytest.raises(ModelError, match=r"it changed while it was sent"):
+        files.bring(coordinator, left_s)
+    assert coordinator.store.stored() == {}
+
+
+def test_only_what_is_missing_is_brought(tmp_path, content):
+    (tmp_path / "net.onnx").write_bytes(content)
+    coordinator = LossyCoordinator(tmp_path / "store")
+    for _ in range(2):
+        ModelFiles(tmp_path / "net.onnx", ()).bring(coordinator, left_s)
+    assert coordinator.began == -(-len(content) // MAX_CHUNK_BYTES)
