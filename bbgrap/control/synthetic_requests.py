@@ -26,6 +26,8 @@ HOLD_S = 1.0
 """How long requests wait for a synthetic one at most, unless requests usually take as long."""
 SLOWER = 10.0
 """How much longer than predicted a model may take to prove that it ends. Chosen: a core that ten programs share."""
+UNASKED_S = 4.0
+"""How long it may take beyond that where nobody waits for its plan. Chosen: an agent is not to be taken for longer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +86,7 @@ class SyntheticRequests:
             return []
         variant = min(standby.open_variants, key=lambda v: len(v.queue.running))
         number = next(self._loading.epochs)
-        alone_s = max(v.planned.predicted_alone_s for v in plan.variants)
-        self._proofs[number] = _Proof(number, variant, plan, now, PROBE_WITHIN_S + SLOWER * alone_s + state_on_its_way_s(variant))
+        self._proofs[number] = _Proof(number, variant, plan, now, _may_take_s(plan) + state_on_its_way_s(variant))
         if self._holder is not None and self._holder.timing is not None and self._holder.timing.probe is None:
             # What was about to be timed waits for this one now, but requests do not.
             self._release_turn(now)
@@ -250,8 +251,9 @@ class SyntheticRequests:
         """Stop timing where a request takes too long, and look whether it is somebody's turn."""
         done: list[CoordinatorInstruction] = []
         for proof in [proof for proof in self._proofs.values() if now - proof.started > proof.within_s]:
-            # It has proved nothing: the agent ends a worker that does not leave it, and the next one is tried.
+            # It has proved nothing: the agent ends a worker that does not leave it, and the next one is tried if somebody waits.
             del self._proofs[proof.number]
+            proof.variant.plan.ran_late = True
             self._loading.touch(proof.plan)
             done += self._loading.abandon(proof.variant.epoch, proof.number, OVERDUE_S)
         for plan, timing in self._timed():
@@ -294,3 +296,9 @@ class SyntheticRequests:
         timed = [(plan, plan.timing) for plan in self._planning.plans.values() if plan.timing is not None]
         self._is_timing = bool(timed)
         return timed
+
+
+def _may_take_s(plan: ServedPlan) -> float:
+    """Return how long a model of which this is a plan may take to prove that it ends, in seconds."""
+    alone_s = max(variant.planned.predicted_alone_s for variant in plan.variants)
+    return (UNASKED_S if alone_s and not plan.callers else PROBE_WITHIN_S) + SLOWER * alone_s

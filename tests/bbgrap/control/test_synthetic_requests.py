@@ -8,7 +8,7 @@ from dataclasses import replace
 from bbgrap.control import agent_events as ae
 from bbgrap.control import coordinator_events as ce
 from bbgrap.control import coordinator_instructions, stalls
-from bbgrap.control.synthetic_requests import SLOWER
+from bbgrap.control.synthetic_requests import SLOWER, UNASKED_S
 from bbgrap.control.uploads import offer_digest
 from bbgrap.control.variants import PROBE_WITHIN_S
 from bbgrap.planners.options import PlanOptions
@@ -37,8 +37,8 @@ class Computing(Wire):
         self.carry_client(self.client.tick(self.now))
 
 
-def proving(alone_s=0.0, *, state=False):
-    """A wire in the middle of a proof, the call that waits for its plan, and the proof's number."""
+def proving(alone_s=0.0, *, state=False, wait=True):
+    """A wire in the middle of a proof, the call for its plan, and the proof's number."""
     wire = Computing()
     wire.plan = lambda job: replace(
         plan_of(job),
@@ -54,11 +54,20 @@ def proving(alone_s=0.0, *, state=False):
     wire.settle()
     wire.offer()
     wire.settle()
-    call = wire.prepare()
+    call = wire.call(lambda n: replace(prepare_message(n, wire.options), wait=wait))
+    if not wait:  # only a request lets a plan be made, and this one ends before there is anything to run it on
+        wire.settle()
+        wire.carry_client(wire.client.cancel(wire.run()))
+    return wire, call, begun(wire)
+
+
+def begun(wire):
+    """Wait for a synthetic request, and return its number."""
     while not wire.started:
+        wire.pass_time(0.1)
         wire.deliver_all()
     (number,) = wire.started
-    return wire, call, number
+    return number
 
 
 def test_a_proof_that_is_overdue_is_tried_again_also_where_the_worker_leaves_it():
@@ -78,6 +87,23 @@ def test_a_proof_takes_the_longer_the_slower_a_model_is_predicted_to_be():
     assert set(wire.started) == {number}
     wire.wait(2)
     assert number not in wire.started
+    wire.until_answered(call)
+    assert isinstance(wire.answer(call), c.ModelPrepared)
+
+
+def test_where_nobody_waits_one_agent_is_taken_for_a_short_proof_until_somebody_does():
+    wire, _, number = proving(ALONE_S, wait=False)
+    limit_s = UNASKED_S + SLOWER * ALONE_S
+    wire.wait(limit_s - 1)
+    assert set(wire.started) == {number}
+    wire.wait(2)
+    assert not wire.started
+    wire.wait(limit_s)
+    assert not wire.started
+    call = wire.prepare()
+    number = begun(wire)
+    wire.wait(limit_s + 1)
+    assert set(wire.started) == {number}
     wire.until_answered(call)
     assert isinstance(wire.answer(call), c.ModelPrepared)
 
