@@ -6,12 +6,14 @@ Laws: a check reads and never maps, so it cannot end who checks; a file that has
 
 from __future__ import annotations
 
+import errno
 from contextlib import suppress
 from math import prod
 from pathlib import Path
 
 import numpy as np
 
+from bbgrap.errors import ExecutionError
 from bbgrap.graph.weights import begin_digest
 from bbgrap.protocol.limits import is_digest
 from bbgrap.protocol.messages import Deploy
@@ -20,6 +22,8 @@ _READ_BYTES = 1 << 20
 """At a time. Chosen: it stays in a processor's cache."""
 _VERSION = (1, 0)
 """Of numpy's file format: the one it writes for numbers."""
+_LIMITS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
+"""What the system says where a process has, or it itself has, no descriptor or no memory left."""
 _NAMED = 3
 """So many files a reason names."""
 
@@ -30,7 +34,11 @@ def weight_file(directory: Path, digest: str) -> Path | None:
 
 
 def fault_of(path: Path, *, content: bool = True) -> str:
-    """Return why a file does not hold the weight that its name is the digest of, empty if it does; without `content` only sizes count."""
+    """Return why a file does not hold the weight that its name is the digest of, empty if it does; without `content` only sizes count.
+
+    Raises:
+        ExecutionError: if this process can open no file, whatever it holds.
+    """
     try:
         with path.open("rb", buffering=0) as stream:
             if np.lib.format.read_magic(stream) != _VERSION:
@@ -48,9 +56,23 @@ def fault_of(path: Path, *, content: bool = True) -> str:
     except FileNotFoundError:
         return "it is gone"
     except OSError as error:
+        check_limits(error)
         return f"it cannot be read: {error.strerror or error}"
     except Exception:  # noqa: BLE001,RUF100 - whatever numpy makes of a head of garbage
         return "it is no array"
+
+
+def check_limits(error: OSError) -> None:
+    """Do nothing, unless an error says of this process, and not of a file, why it could not be opened or mapped.
+
+    Raises:
+        ExecutionError: then.
+    """
+    if error.errno in _LIMITS:
+        raise ExecutionError(
+            f"no file of weights can be opened: {error.strerror}; a model takes a descriptor for each of its large weights: "
+            "let the agent have more (ulimit -n, LimitNOFILE)"
+        ) from error
 
 
 class DeployedFiles:
@@ -92,7 +114,10 @@ def _dropped_for(path: Path, inode: int, content: bool) -> str:
 
     One that is gone or another one by now counts: another agent that shares the folder has found it damaged first.
     """
-    fault = fault_of(path, content=content)
+    try:
+        fault = fault_of(path, content=content)
+    except ExecutionError:
+        return ""
     with suppress(OSError):
         if fault:
             path.unlink(missing_ok=True)

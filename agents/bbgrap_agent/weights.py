@@ -1,6 +1,6 @@
 """The weights an agent has: by content, in memory and on disk, so that neither a new plan nor a restart needs them sent again.
 
-What the disk has is mapped, not read: kernels pack what they use, and the pages of the file are the system's to take back.
+What is large is mapped from disk, not read: kernels pack what they use, and the pages of the file are the system's to take back.
 
 Laws: what is handed out has the digest it is asked by, checked when it arrives and when it is read from disk; memory and disk stay under
 their limits, the least recently used weight goes first, except for what a deployment that is being loaded needs: that stays, on disk where
@@ -26,7 +26,7 @@ from bbgrap.graph.types import Array, DType, TensorType
 from bbgrap.graph.weights import digest_of
 from bbgrap.protocol.messages import WeightChunk
 from bbgrap.protocol.tensors import decode_array
-from bbgrap_agent.weight_files import fault_of, weight_file
+from bbgrap_agent.weight_files import check_limits, fault_of, weight_file
 
 DEFAULT_DISK_BYTES = 8 << 30
 """Chosen: a dozen large convolutional networks."""
@@ -35,6 +35,8 @@ MAX_WEIGHT_BYTES = 16 << 30
 
 NEEDED_S = 300.0
 """A weight that nobody asked for or sent for so long is not needed for a deployment any more: the coordinator has given that up."""
+SMALL_BYTES = 64 << 10
+"""Files up to this size are read, not mapped. Chosen: a mapping takes a descriptor, and most weights are a few numbers for each channel."""
 LOOKS = 64
 """The folder is looked at when a 64th of what it may hold was written, and what is removed then leaves room for as much again. Chosen: to
 look at ten thousand files takes as long as to write 20 MB, and a model has hundreds of weights."""
@@ -94,7 +96,11 @@ class WeightStore:
             _remove_leftovers(directory)
 
     def missing(self, digests: Iterable[str]) -> tuple[str, ...]:
-        """Return those that are neither in memory nor, intact, on disk; all are needed from now on, until they are `loaded`."""
+        """Return those that are neither in memory nor, intact, on disk; all are needed from now on, until they are `loaded`.
+
+        Raises:
+            ExecutionError: if this process can open no file.
+        """
         asked = tuple(digests)
         self._needed.update(dict.fromkeys(asked, time.monotonic()))
         return tuple(digest for digest in asked if self.get(digest) is None)
@@ -228,12 +234,19 @@ class WeightStore:
         return bool(fault_of(path, content=False))
 
     def _mapped(self, digest: str) -> Array | None:
-        """Return what a file holds, as pages that the system may take back and read again; None if it is no array."""
+        """Return what a file holds; None if it is no array. What is large is pages that the system may take back and read again."""
         path = self._path(digest)
         try:
-            return None if path is None else np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
-        except (OSError, ValueError, EOFError):
+            if path is None:
+                return None
+            array: Array = np.load(path, mmap_mode="r" if path.stat().st_size > SMALL_BYTES else None, allow_pickle=False)
+        except OSError as error:
+            check_limits(error)
             return None
+        except (ValueError, EOFError):
+            return None
+        array.flags.writeable = False
+        return np.asarray(array)
 
     def _write(self, digest: str, array: Array) -> bool:
         """Write a weight to disk; return whether it is there."""

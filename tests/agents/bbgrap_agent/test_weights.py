@@ -18,6 +18,9 @@ from bbgrap.graph.weights import digest_of
 from bbgrap.protocol.messages import WeightChunk
 from bbgrap.protocol.tensors import encode_array
 
+LARGE = weights.SMALL_BYTES // 4 + 1
+"""So many elements of a weight that is mapped."""
+
 
 def chunks(array, size):
     content = bytes(encode_array(array))
@@ -42,11 +45,9 @@ def test_chunks_make_a_weight(tmp_path, array):
     assert not found.flags.writeable
 
 
-def test_what_the_disk_has_takes_no_memory_of_its_own(tmp_path):
-    store = WeightStore(tmp_path)
-    for piece in chunks(weight(0), 64):
-        store.add(piece)
-    for found in (store.get(digest_of(weight(0))), WeightStore(tmp_path).get(digest_of(weight(0)))):
+def test_what_is_large_on_disk_takes_no_memory_of_its_own(tmp_path):
+    large = weight(0, LARGE)
+    for found in (stored(WeightStore(tmp_path), large), WeightStore(tmp_path).get(digest_of(large))):
         while isinstance(found, np.ndarray):
             found = found.base
         assert isinstance(found, mmap.mmap)
@@ -228,21 +229,21 @@ def test_unfinished_files_of_others_count(tmp_path):
 
 
 def test_a_file_that_was_cut_short_while_it_is_mapped_is_not_handed_out(tmp_path):
-    store = WeightStore(tmp_path)
-    put(store, 0, 1)
-    path = tmp_path / f"{digests(0)[0]}.npy"
+    store, large = WeightStore(tmp_path), weight(0, LARGE)
+    put(store, 1)
+    digest = digest_of(stored(store, large))
+    path = tmp_path / f"{digest}.npy"
     os.truncate(path, 150)
-    assert store.missing(digests(0, 1)) == tuple(digests(0))
+    assert store.missing([digest, *digests(1)]) == (digest,)
     assert not path.exists()
-    put(store, 0)
-    np.testing.assert_array_equal(store.get(digests(0)[0]), weight(0))
+    np.testing.assert_array_equal(stored(store, large), large)
 
 
 def test_what_is_mapped_outlives_its_file(tmp_path):
-    store = WeightStore(tmp_path)
-    put(store, 0)
-    (tmp_path / f"{digests(0)[0]}.npy").unlink()
-    np.testing.assert_array_equal(store.get(digests(0)[0]), weight(0))
+    store, large = WeightStore(tmp_path), weight(0, LARGE)
+    digest = digest_of(stored(store, large))
+    (tmp_path / f"{digest}.npy").unlink()
+    np.testing.assert_array_equal(store.get(digest), large)
 
 
 def test_what_is_missing_for_damage_is_told_from_what_never_was_here(tmp_path):
@@ -253,3 +254,38 @@ def test_what_is_missing_for_damage_is_told_from_what_never_was_here(tmp_path):
     assert store.damaged(digests(0, 1, 2)) == tuple(digests(0))
     put(store, 0)
     assert store.damaged(digests(0, 1, 2)) == ()
+
+
+def stored(store, array):
+    for piece in chunks(array, 1 << 16):
+        store.add(piece)
+    return store.get(digest_of(array))
+
+
+def open_files():
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="counts open files as Linux shows them")
+def test_small_weights_take_no_descriptors(tmp_path):
+    store, before = WeightStore(tmp_path), open_files()
+    kept = [stored(store, weight(seed)) for seed in range(20)]
+    assert open_files() == before
+    kept.append(stored(store, weight(0, LARGE)))
+    assert open_files() == before + 1
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="counts open files as Linux shows them")
+def test_a_file_that_cannot_be_opened_for_want_of_descriptors_is_not_damaged(tmp_path):
+    import resource
+
+    digests = [digest_of(stored(WeightStore(tmp_path), weight(0, elements))) for elements in (100, LARGE)]
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (open_files() - 1, before[1]))
+    try:
+        for digest in digests:
+            with pytest.raises(ExecutionError, match=r"no file of weights can be opened: Too many open files; .*ulimit -n"):
+                WeightStore(tmp_path).missing([digest])
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    assert WeightStore(tmp_path).missing(digests) == ()
