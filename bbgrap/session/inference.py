@@ -24,7 +24,7 @@ from bbgrap.engine.load import confirm_runs
 from bbgrap.engine.sessions import open_session
 from bbgrap.errors import ExecutionError, UsageError
 from bbgrap.graph.onnx_metadata import ModelMetadata, metadata_of
-from bbgrap.graph.onnx_read import OnnxModel, checker_fault, read_model
+from bbgrap.graph.onnx_read import OnnxModel, read_model, structure_fault
 from bbgrap.graph.onnx_top_k import with_top_outputs
 from bbgrap.graph.types import Array
 from bbgrap.planners.options import PlanOptions, Split
@@ -123,7 +123,7 @@ class InferenceSession(OrtSurface):
 
     def _read(self, model: OnnxModel) -> None:
         """Keep what is to be known of a model here; what onnxruntime may refuse is refused now, not by the first run."""
-        if checker_fault(self._path) or has_foreign_operators(model):
+        if structure_fault(model) or has_foreign_operators(model):
             confirm_runs(self._path)
         if self._sess_options.optimized_model_filepath:
             open_session(self._path, self._sess_options, {})  # writes it

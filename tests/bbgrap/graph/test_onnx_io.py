@@ -6,7 +6,7 @@ from onnx import TensorProto, helper, numpy_helper
 from bbgrap.errors import InputError, ModelError
 from bbgrap.graph import DType, Graph, Node, Subgraph, TensorType, check_graph
 from bbgrap.graph.onnx_io import free_batch, normalize_opset, read_model, save_graph, to_graph, with_input_shapes, write_graph
-from bbgrap.graph.onnx_read import checker_fault
+from bbgrap.graph.onnx_read import checker_fault, structure_fault
 from bbgrap.graph.onnx_types import text_of
 from bbgrap.graph.weights import make_weight
 
@@ -115,6 +115,17 @@ def test_what_the_checker_says_refuses_no_file(load, tmp_path):
     assert "Nonsense" in checker_fault(tmp_path / "model.onnx")
     load([RELU], {"x": [4]}, {"y": [4]})
     assert checker_fault(tmp_path / "model.onnx") == ""
+
+
+@pytest.mark.parametrize("elements", [4, 9999])
+@pytest.mark.parametrize("kind", ["Add", "Nonsense"])
+def test_the_checker_says_the_same_without_the_weights(load, tmp_path, kind, elements):
+    weights = {"w": np.ones(elements, np.float32)}
+    model = load([helper.make_node(kind, ["x", "w"], ["y"])], {"x": [elements]}, {"y": [elements]}, weights)
+    fault = checker_fault(tmp_path / "model.onnx")
+    (tmp_path / "model.onnx").unlink()
+    assert structure_fault(model) == fault
+    assert bool(fault) == (kind == "Nonsense")
 
 
 def test_too_new_a_model_is_refused(load):
