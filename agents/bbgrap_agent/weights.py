@@ -183,7 +183,7 @@ class WeightStore:
         if digest_of(array) != digest:
             raise RemoteProtocolError(f"weight {digest[:12]}: its content has another digest; it was damaged on the way")
         self._damaged.discard(digest)
-        kept = self._mapped(digest) if self._write(digest, array) else None
+        kept = self._stored(digest) if self._write(digest, array) else None
         if kept is None:
             self._unsaved.add(digest)
         self._keep(digest, array if kept is None else kept)
@@ -216,7 +216,7 @@ class WeightStore:
         path = self._path(digest)
         if path is None or not path.exists():
             return None
-        array = None if (fault := fault_of(path)) else self._mapped(digest)
+        array = None if (fault := fault_of(path)) else self._stored(digest)
         with suppress(OSError):  # a folder that cannot be written to is still read from
             if array is None:
                 self._damaged.add(digest)
@@ -233,7 +233,7 @@ class WeightStore:
             return False
         return bool(fault_of(path, content=False))
 
-    def _mapped(self, digest: str) -> Array | None:
+    def _stored(self, digest: str) -> Array | None:
         """Return what a file holds; None if it is no array. What is large is pages that the system may take back and read again."""
         path = self._path(digest)
         try:

@@ -182,7 +182,7 @@ def checker_fault(path: Path) -> str:
 
 
 def structure_fault(model: OnnxModel) -> str:
-    """Return what the ONNX checker says against a model as it was read, but for its large weights, in no time; empty if nothing."""
+    """Return what the ONNX checker says against a model as it was read, but for its large weights, in milliseconds; empty if nothing."""
     proto = onnx.ModelProto()
     proto.CopyFrom(model.proto)
     for tensor in proto.graph.initializer:
