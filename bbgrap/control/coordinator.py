@@ -177,7 +177,8 @@ class CoordinatorMachine:
                 if not plan.variants:
                     plan.policy = LeastFinishTime() if plan.is_stream else LowestLatency()
                 plan.serves, plan.latest, plan.timed = True, kept.job, kept.job
-            plan.quarantine, plan.is_proven = kept.quarantine, True
+                plan.is_proven = True  # not its standby, which is kept as soon as it is loaded: it may never have answered
+            plan.quarantine = kept.quarantine
             self.loading.restore(plan, kept, planned, now)
 
     def _plan_of(self, job: int) -> ServedPlan | None:

@@ -104,6 +104,23 @@ def test_an_answer_of_a_plan_proves_its_model():
     assert {name for variant in standby.variants for name in variant.parts} == {"a", "b"}
 
 
+def test_a_model_that_was_loaded_but_never_answered_takes_one_agent_after_a_restart_too():
+    wire = joined_wire("a", "b")
+    wire.plan = lambda _: None
+    for restarts in (True, False):
+        wire.call(lambda call: c.PrepareModel(call, MODEL, {"x": (2, 2)}, PlanOptions(), wait=False))
+        wire.settle()
+        if restarts:
+            wire.restart_coordinator()
+            wire.wait(5.0)
+    calls = [wire.run() for _ in range(3)]
+    wire.wait(1.0)
+    assert {name for start in wire.started.values() for name in wire.nodes_of(start)} in ({"a"}, {"b"})
+    for call in calls:
+        wire.until_answered(call)
+        assert isinstance(wire.answer(call), c.RunResult)
+
+
 def test_a_new_plan_begins_when_its_standby_answers():
     wire = joined_wire("a", "b")
     begun: list[bool] = []
