@@ -14,10 +14,10 @@ from bbgrap.control.coordinator_instructions import CoordinatorInstruction, Log
 from bbgrap.control.loading import Loading
 from bbgrap.control.plans import ServedPlan, Variant
 
-MAX_LOADED = 12
+MAX_LOADED = 30
 """Variants and copies of standbys that an agent has loaded at once, besides those that were scaled; memory may end before it.
 
-With 32, a campaign of faults lost more requests: a worker that is started anew loads all of them again, one after the other.
+Chosen: a worker that is started anew loads all of them again, one after the other, and campaigns of faults find no harm in that yet.
 """
 MAX_SCALED = 256
 """Scaled variants that an agent has loaded at once: they share nearly all with others."""

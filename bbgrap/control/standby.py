@@ -25,7 +25,7 @@ from bbgrap.protocol.client_messages import Fault, ModelFile
 
 COPIES = 2
 """Nodes that have a model whole. Chosen: one may be lost, and the other answers."""
-MAX_STANDBYS = 16
+MAX_STANDBYS = 32
 """Models that have a standby loaded; the least recently asked one makes room."""
 MUCH_TO_LOAD = 3
 """Variants that others do not wait behind. Chosen: those of a plan, which is loaded beside."""
