@@ -113,7 +113,8 @@ class Standbys:
     def _next_node(self, standby: ServedPlan, now: float) -> Member | None:
         """Return the best node that has room for one more copy, or will have when others have gone.
 
-        Last come those at a segment for unusually long, before them those where something in use goes, or that have much to load.
+        Last come those at a segment for unusually long, before them those where something in use goes, or that have much to load. What has
+        ended a worker does not go where another model has its last one.
         """
         alive = [m for m in self.members.alive() if frozenset((m.name, COORDINATOR)) not in self.links.apart]
         taken = {name for variant in standby.variants for name in variant.parts if name not in variant.away}
@@ -124,12 +125,21 @@ class Standbys:
         rooms = {member.name: room_for(self.loading, standby, member.name, _incoming(standby), now) for member in free}
         in_use = {name for name, room in rooms.items() if any(variant.plan.is_used(now) for variant in room.going)}
         able = [member for member in free if rooms[member.name].is_enough]
+        alone = self._who_answer_alone(now) if standby.deaths else frozenset()
 
-        def merits(member: Member) -> tuple[bool, bool, bool, float]:
+        def merits(member: Member) -> tuple[bool, bool, bool, bool, float]:
             is_idle = self.loading.to_load(member.name) <= MUCH_TO_LOAD
-            return not is_stuck(member, self.loading), member.name not in in_use, is_idle, shares[member.name]
+            return not is_stuck(member, self.loading), member.name not in alone, member.name not in in_use, is_idle, shares[member.name]
 
         return max(able, key=merits, default=None)
+
+    def _who_answer_alone(self, now: float) -> frozenset[str]:
+        """Return the agents without which a model in use would have nothing that answers."""
+        answers: dict[str, list[frozenset[str]]] = {}
+        for variant in self.loading.by_epoch.values():
+            if variant.takes_requests and variant.plan.is_used(now):
+                answers.setdefault(variant.plan.model, []).append(frozenset(variant.parts))
+        return frozenset().union(*(frozenset.intersection(*agents) for agents in answers.values()))
 
     def joined(self, member: Member) -> None:
         """Let a newcomer load what an agent of its name could not."""

@@ -280,13 +280,13 @@ def test_a_file_that_cannot_be_opened_for_want_of_descriptors_is_not_damaged(tmp
     import resource
 
     digests = [digest_of(stored(WeightStore(tmp_path), weight(0, elements))) for elements in (100, LARGE)]
-    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    store, before = WeightStore(tmp_path), resource.getrlimit(resource.RLIMIT_NOFILE)
     os.close(lowest := os.dup(0))
     resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, before[1]))  # numbers count, and there may be free ones below the highest
     try:
         for digest in digests:
             with pytest.raises(ExecutionError, match=r"no file of weights can be opened: Too many open files; .*ulimit -n"):
-                WeightStore(tmp_path).missing([digest])
+                store.missing([digest])
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
     assert WeightStore(tmp_path).missing(digests) == ()

@@ -4,10 +4,11 @@ from collections.abc import Iterator
 
 import pytest
 
+from bbgrap.control import agent_events as ae
 from bbgrap.control import coordinator_events as ce
 from bbgrap.control import coordinator_instructions
 from bbgrap.control.planning import STANDBY_FIRST_S
-from bbgrap.control.standby import MAX_STANDBYS
+from bbgrap.control.standby import MAX_STANDBYS, MUCH_TO_LOAD
 from bbgrap.control.uploads import offer_digest
 from bbgrap.planners.options import PlanOptions
 from bbgrap.protocol import client_messages as c
@@ -119,6 +120,34 @@ def test_a_model_that_was_loaded_but_never_answered_takes_one_agent_after_a_rest
     for call in calls:
         wire.until_answered(call)
         assert isinstance(wire.answer(call), c.RunResult)
+
+
+def test_what_has_ended_a_worker_is_not_tried_next_where_another_model_has_its_last_copy():
+    wire = joined_wire("a", "b", "c")
+    wire.plan = lambda _: None
+    wire.call(lambda call: c.PrepareModel(call, MODEL, {"x": (2, 2)}, PlanOptions(), wait=False))
+    wire.until_answered(wire.run())
+    wire.settle()
+    for number in range(MUCH_TO_LOAD + 1):  # a worker that is started anew has these to load
+        bring(wire, 2 + number)
+    known = set(wire.coordinator.loading.by_epoch)
+    copies = {name for variant in wire.coordinator.standbys.by_model[MODEL].variants for name in variant.parts}
+    victims = []
+    carry = wire.carry_agent
+
+    def dies(agent, instruction):
+        if isinstance(instruction, ae.Load) and instruction.deploy.epoch not in known:
+            victims.append(agent.name)
+            epoch = instruction.deploy.epoch
+            wire.to_agent(agent, ae.WorkerDied("the worker was ended by SIGFPE", 0, 0, guilty=True, loading=epoch))
+        else:
+            carry(agent, instruction)
+
+    wire.carry_agent = dies
+    bring(wire, 1)
+    wire.wait(1.0)
+    assert len(victims) == len(copies) == 2
+    assert copies - set(victims)
 
 
 def test_a_new_plan_begins_when_its_standby_answers():
