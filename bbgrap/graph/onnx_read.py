@@ -174,11 +174,7 @@ def checker_fault(path: Path) -> str:
 
     It is for information: onnxruntime decides whether a model runs. Shapes are not looked at.
     """
-    try:
-        onnx.checker.check_model(path)
-    except BROKEN as error:
-        return _first_line(error)
-    return ""
+    return _said_by_the_checker(path)
 
 
 def structure_fault(model: OnnxModel) -> str:
@@ -190,8 +186,12 @@ def structure_fault(model: OnnxModel) -> str:
             del tensor.external_data[:]
             tensor.ClearField("data_location")
             tensor.dims[:] = [0]
+    return _said_by_the_checker(proto)
+
+
+def _said_by_the_checker(model: Path | onnx.ModelProto) -> str:
     try:
-        onnx.checker.check_model(proto)
+        onnx.checker.check_model(model)
     except BROKEN as error:
         return _first_line(error)
     return ""

@@ -117,7 +117,7 @@ class Calls:
         self._closed = False
         self._is_near, self._greeting, self._greets_at = False, 0, 0.0
         try:
-            greeting = self._call(Hello(self.number(), PROTOCOL_VERSION, VERSION), Greeting, timeout_s=timeout_s)
+            greeting = self.try_call(Hello(self.number(), PROTOCOL_VERSION, VERSION), Greeting, timeout_s=timeout_s)
         except CallFailedError as failed:
             self.close()
             raise failed.error from None
@@ -155,7 +155,7 @@ class Calls:
             TimeoutError: if there is no answer within `timeout_s` seconds.
         """
         try:
-            return self._call(message, expected, on_progress, timeout_s)
+            return self.try_call(message, expected, on_progress, timeout_s)
         except CallFailedError as failed:
             raise failed.error from None
 
@@ -167,7 +167,8 @@ class Calls:
         Raises:
             TimeoutError: if there is no answer within `timeout_s` seconds.
         """
-        return self._call(message, expected, on_progress, timeout_s)
+        self.begin(message, on_progress, timeout_s)
+        return self.answer_to(message, expected, timeout_s)
 
     def tell(self, message: ForkSequence | EndSequence) -> None:
         """Say what has no answer; a closed connection says nothing."""
@@ -184,10 +185,6 @@ class Calls:
             yield
         finally:
             self._stops.asked = before
-
-    def _call(self, message: Call, expected: type[A], on_progress: OnProgress | None = None, timeout_s: float | None = None) -> A:
-        self.begin(message, on_progress, timeout_s)
-        return self.answer_to(message, expected, timeout_s)
 
     def begin(self, message: Call, on_progress: OnProgress | None = None, timeout_s: float | None = None) -> None:
         """Begin a call that `answer_to` waits for, or `forget` gives up; it is said when somebody waits for an answer."""
@@ -225,6 +222,7 @@ class Calls:
         with self._lock:
             self._carry_out(self._machine.cancel(message.call))
             self._done.pop(message.call, None)
+            self._listeners.pop(message.call, None)
         self._flush_soon()
 
     def _flush_soon(self) -> None:
