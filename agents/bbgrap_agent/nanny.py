@@ -26,6 +26,7 @@ from bbgrap.doctor.cgroups import free_memory_bytes
 from bbgrap.errors import RemoteProtocolError
 from bbgrap.protocol.messages import Deploy, Heartbeat
 from bbgrap.transport.identity import TlsIdentity
+from bbgrap.transport.memory_broker import start_broker
 from bbgrap_agent.exit_causes import cause_of, oom_kills, sentence_of
 from bbgrap_agent.pipe import FROM_WORKER, TO_WORKER, FromWorker, Pipe, ToWorker
 from bbgrap_agent.progress import WorkerProgress, shared_memory
@@ -86,15 +87,18 @@ class _Child:
         ours, theirs = socket.socketpair()
         memory = shared_memory()
         secret = -1 if identity is None else _filled_pipe(identity.to_bytes())
+        memories = None if identity is None else start_broker()
         try:
             told = replace(settings, nanny=os.getpid(), pipe=theirs.fileno(), listener=listener.fileno(), progress=memory, identity=secret)
+            if memories is not None:
+                told = replace(told, memories=memories.socket.fileno(), memory_name=memories.name)
             self.oom_kills = oom_kills()
             self.process = subprocess.Popen(
                 [sys.executable, *_SAFELY, "-m", "bbgrap_agent.worker", *told.arguments()],
                 stdin=subprocess.DEVNULL,
                 # onnxruntime computes, with as many threads as it is told. A thread that numpy had started would not be confined.
                 env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
-                pass_fds=(told.pipe, told.listener, told.progress, *((secret,) if secret >= 0 else ())),
+                pass_fds=[each for each in (told.pipe, told.listener, told.progress, secret, told.memories) if each >= 0],
             )
             _first_to_go(self.process.pid)
             self.progress = WorkerProgress(memory)
@@ -104,6 +108,8 @@ class _Child:
         finally:
             theirs.close()
             os.close(memory)
+            if memories is not None:
+                memories.socket.close()  # the worker has it now; with its end the broker ends
             if secret >= 0:
                 os.close(secret)
         self.pipe = Pipe(ours, TO_WORKER)

@@ -49,6 +49,7 @@ from bbgrap.protocol.messages import (
 )
 from bbgrap.transport.file_limits import allow_many_descriptors
 from bbgrap.transport.identity import TlsIdentity
+from bbgrap.transport.memory_broker import MemoryClient
 from bbgrap.transport.tcp import TcpDataPlane
 from bbgrap_agent.confinement import confine_worker
 from bbgrap_agent.executor import Executor
@@ -271,15 +272,18 @@ def main(arguments: Sequence[str]) -> None:
     write_logs(inherited_format(), verbose=bool(settings.verbose))
     name_node(settings.name)
     confine_worker(Path(settings.cache_dir))
-    for descriptor in (settings.pipe, settings.listener, settings.progress):
-        os.set_inheritable(descriptor, False)
+    for descriptor in (settings.pipe, settings.listener, settings.progress, settings.memories):
+        if descriptor >= 0:
+            os.set_inheritable(descriptor, False)
     allow_many_descriptors()
     pipe = Pipe(socket.socket(fileno=settings.pipe), FROM_WORKER)
     identity = None
     if settings.identity >= 0:
         with os.fdopen(settings.identity, "rb") as inherited:
             identity = TlsIdentity.from_bytes(inherited.read())
-    plane = TcpDataPlane("", settings.host, computes=True, listener=socket.socket(fileno=settings.listener), identity=identity)
+    memories = None if settings.memories < 0 else MemoryClient(socket.socket(fileno=settings.memories), settings.memory_name)
+    listener = socket.socket(fileno=settings.listener)
+    plane = TcpDataPlane("", settings.host, computes=True, listener=listener, identity=identity, memories=memories)
     fingerprint = "" if identity is None else identity.fingerprint
     join = replace(introduce(settings.name, settings.threads, plane.address, None), fingerprint=fingerprint)
     Worker(pipe, plane, join, WeightStore(Path(settings.cache_dir)), WorkerProgress(settings.progress), settings, identity).run()

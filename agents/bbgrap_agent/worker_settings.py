@@ -11,7 +11,8 @@ from dataclasses import dataclass, fields
 class WorkerSettings:
     """What a nanny tells its worker on the command line; `pipe`, `listener` and `progress` are file descriptors that it inherits.
 
-    So is `identity`, from which it reads what it shows on the data plane, key and all; -1: nothing, the data plane is plain.
+    So is `identity`, from which it reads what it shows on the data plane, key and all; -1: nothing, the data plane is plain. And
+    `memories`, over which memory comes that it shares with devices of this machine, offered at `memory_name`; -1: none can be.
     """
 
     name: str
@@ -29,6 +30,8 @@ class WorkerSettings:
     listener: int = -1
     progress: int = -1
     identity: int = -1
+    memories: int = -1
+    memory_name: str = ""
 
     def arguments(self) -> list[str]:
         """Return the command line's arguments."""

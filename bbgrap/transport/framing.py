@@ -1,6 +1,7 @@
 """Messages in a stream of bytes: the framing of the data plane over TCP, without a socket.
 
     | magic 2 | header length 2 | payload length 4 | header | payload |                    little endian
+    | magic 2 | 8 + header length | payload length 4 | place 8 | header |                  the payload lies in memory that both sides have
 
 Both lengths zero are a greeting: it says that the other side speaks this protocol, before its first message. Laws: what `frame_head`
 and the payload make, `MessageReader` takes apart, however the stream is cut; a stream that is anything else raises `RemoteProtocolError`
@@ -17,31 +18,36 @@ from bbgrap.errors import LocalProtocolError, RemoteProtocolError
 from bbgrap.protocol.limits import MAX_TENSOR_BYTES
 from bbgrap.protocol.messages import BytesLike
 from bbgrap.transport.data import Admit
+from bbgrap.transport.payload_memory import PayloadReader
 
 MAX_DATA_HEADER = 256
 """Bytes of a header. Chosen: those of `bbgrap.protocol.data` take 32."""
 SMALL_BYTES = 64 << 10
 """A payload up to here is taken without asking. Chosen: it holds a row of halo, and 512 strangers with one each take 32 MiB."""
 
-_MAGIC = 0xBB67
+_MAGIC, _MAGIC_LAID = 0xBB67, 0xBB68
 _HEAD = struct.Struct("<HHI")
+_PLACE = struct.Struct("<Q")
 
 GREETING = _HEAD.pack(_MAGIC, 0, 0)
+_BEGINS = (GREETING[:2], _HEAD.pack(_MAGIC_LAID, 0, 0)[:2])
 
 
-def frame_head(header: BytesLike, payload_bytes: int) -> bytes:
-    """Return everything of a message that precedes its payload.
+def frame_head(header: BytesLike, payload_bytes: int, place: int | None = None) -> bytes:
+    """Return everything of a message that precedes its payload; all of it if that is laid at a place of a memory.
 
     Raises:
         LocalProtocolError: if the message is too large for any receiver.
     """
+    if place is not None:
+        header = _PLACE.pack(place) + header
     if not 0 < len(header) <= MAX_DATA_HEADER or payload_bytes > MAX_TENSOR_BYTES:
         raise LocalProtocolError(
             f"data message: {payload_bytes} bytes exceed the limit of {MAX_TENSOR_BYTES}"
             if payload_bytes > MAX_TENSOR_BYTES
             else f"data message: expected a header of 1 to {MAX_DATA_HEADER} bytes, got {len(header)}"
         )
-    return _HEAD.pack(_MAGIC, len(header), payload_bytes) + header
+    return _HEAD.pack(_MAGIC if place is None else _MAGIC_LAID, len(header), payload_bytes) + header
 
 
 class MessageReader:
@@ -53,6 +59,8 @@ class MessageReader:
     def __init__(self, peer: str = "") -> None:
         """Start at the beginning of a stream, that of a peer with this fingerprint."""
         self._peer = peer
+        self.memory: PayloadReader | None = None
+        """Where payloads are that messages only name the place of."""
         self.spoke = False
         """Whether the stream began as one of this protocol."""
         self.useful = False
@@ -110,33 +118,57 @@ class MessageReader:
                     self._begun = bytes(chunk[position:])
                     break
             position += step
+        if self.memory is not None:
+            self.memory.tell()
         return done
 
     def _begin(self, chunk: memoryview, admit: Admit, done: list[tuple[bytes, memoryview]]) -> int:
         """Read a head with its header; return how many bytes that were, 0 if they are not all there."""
         if len(chunk) < _HEAD.size:
-            if not GREETING.startswith(bytes(chunk[:2])):
+            if not any(magic.startswith(bytes(chunk[:2])) for magic in _BEGINS):
                 raise RemoteProtocolError("data plane: expected messages of bbgrap, got other bytes")
             return 0
         magic, header_bytes, payload_bytes = _HEAD.unpack_from(chunk)
-        if magic != _MAGIC:
+        if magic not in {_MAGIC, _MAGIC_LAID}:
             raise RemoteProtocolError("data plane: expected messages of bbgrap, got other bytes")
-        if header_bytes > MAX_DATA_HEADER or payload_bytes > MAX_TENSOR_BYTES or (payload_bytes and not header_bytes):
+        least = _PLACE.size + 1 if magic == _MAGIC_LAID else 1 if payload_bytes else 0
+        if not least <= header_bytes <= MAX_DATA_HEADER or payload_bytes > MAX_TENSOR_BYTES:
             raise RemoteProtocolError(f"data plane: a message with {header_bytes} bytes of header and {payload_bytes} of payload")
         self.spoke = True
         total = _HEAD.size + int(header_bytes)
         if len(chunk) < total:
             return 0
         header = bytes(chunk[_HEAD.size : total])
-        if payload_bytes == 0:
+        if magic == _MAGIC_LAID:
+            (place,) = _PLACE.unpack_from(header)
+            self._fetch(place, header[_PLACE.size :], payload_bytes, admit, done)
+        elif payload_bytes == 0:
             if header:
                 done.append((header, memoryview(b"")))
                 self.useful = True
-        elif (place := payload_bytes <= SMALL_BYTES or admit(header, payload_bytes, self._peer)) is False:
+        elif (room := self._room_for(header, payload_bytes, admit)) is None:
             self._skip = payload_bytes
         else:
             self.useful = self.useful or payload_bytes > SMALL_BYTES
-            # Not bytes: kernels want their inputs aligned.
-            self._header, self._filled = header, 0
-            self._payload = np.empty(payload_bytes, np.uint8).data if place is True else place
+            self._header, self._filled, self._payload = header, 0, room
         return total
+
+    def _room_for(self, header: bytes, payload_bytes: int, admit: Admit) -> memoryview | None:
+        """Return where a payload goes; None if it is not wanted."""
+        admitted = payload_bytes <= SMALL_BYTES or admit(header, payload_bytes, self._peer)
+        if isinstance(admitted, memoryview):
+            return admitted
+        # Not bytes: kernels want their inputs aligned.
+        return np.empty(payload_bytes, np.uint8).data if admitted else None
+
+    def _fetch(self, place: int, header: bytes, payload_bytes: int, admit: Admit, done: list[tuple[bytes, memoryview]]) -> None:
+        """Take a payload from where it was laid."""
+        if self.memory is None:
+            raise RemoteProtocolError("data plane: a message names a place of a memory that is not shared with its sender")
+        self.memory.check(place, payload_bytes)
+        room = self._room_for(header, payload_bytes, admit)
+        if room is not None:
+            self.memory.copy(place, room)
+            done.append((header, room))
+            self.useful = True
+        self.memory.release(place, payload_bytes)

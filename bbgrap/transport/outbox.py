@@ -26,9 +26,10 @@ from bbgrap.protocol.addresses import split_address
 from bbgrap.protocol.messages import BytesLike
 from bbgrap.transport.data import OnBroken, nobody_listens
 from bbgrap.transport.dead_peers import LOOK_S, detect_dead_peer
-from bbgrap.transport.framing import frame_head
+from bbgrap.transport.memory_broker import MemoryClient
 from bbgrap.transport.name_resolver import NameResolver
 from bbgrap.transport.outgoing_connection import OutgoingConnection
+from bbgrap.transport.payload_memory import PayloadWriter
 from bbgrap.transport.tls import records
 from bbgrap.transport.wakeup_queue import WakeupQueue
 
@@ -54,9 +55,15 @@ class Outbox:
     selector; while `_looking` is false, no message has left for a while and all were acknowledged.
     """
 
-    def __init__(self, on_broken: OnBroken = nobody_listens, context: ssl.SSLContext | None = None) -> None:
-        """Start without connections; `on_broken` is called from the writer thread. With a context they are those of TLS."""
+    def __init__(
+        self, on_broken: OnBroken = nobody_listens, context: ssl.SSLContext | None = None, memories: MemoryClient | None = None
+    ) -> None:
+        """Start without connections; `on_broken` is called from the writer thread. With a context they are those of TLS.
+
+        `memories` is asked for memory that is shared with devices of this machine.
+        """
         self._context = context
+        self._memories = memories
         self.hosts: set[str] = set()
         """The addresses of hosts that it has connected to."""
         self._on_broken = on_broken
@@ -110,12 +117,10 @@ class Outbox:
         outgoing = self._outgoing.get(address)
         if outgoing is None:
             return
-        total = sum(map(len, payload))
-        pieces: Sequence[BytesLike] = [frame_head(header, total), *payload]
-        total += len(pieces[0])
-        if self._context is not None:
-            pieces = records(pieces)
         with self._lock:
+            pieces, total = outgoing.framed(header, payload)
+            if self._context is not None:
+                pieces = records(pieces)
             sent = outgoing.write(pieces) if outgoing.ready and not outgoing.backlog else 0
             if sent == total:
                 outgoing.passed(total)
@@ -129,6 +134,13 @@ class Outbox:
             else:
                 outgoing.queue(pieces, total, sent)
         self._calls.put(None)
+
+    def lay_in(self, word: str, memory: PayloadWriter) -> None:
+        """Lay payloads in memory that was asked for with a word; another connection than it was asked for has another word."""
+        with self._lock:
+            for outgoing in self._outgoing.values():
+                if outgoing.ready and outgoing.invitation.endswith(f" {word}"):
+                    outgoing.memory = memory
 
     def close(self) -> None:
         """Close all connections, after a fraction of a second at most."""
@@ -289,7 +301,10 @@ class Outbox:
         if outgoing.socket is None or outgoing.fault or not outgoing.users:
             return
         if events & selectors.EVENT_READ:
+            known = outgoing.invitation
             outgoing.listen()
+            if self._memories is not None and outgoing.invitation != known:
+                self._memories.ask(outgoing.invitation)
         if events & selectors.EVENT_WRITE and outgoing.ready:
             outgoing.write_backlog()
             self._looking = True

@@ -17,7 +17,9 @@ from dataclasses import dataclass, field
 
 from bbgrap.protocol.messages import BytesLike
 from bbgrap.transport.dead_peers import DeadPeerCheck
-from bbgrap.transport.framing import GREETING
+from bbgrap.transport.framing import GREETING, frame_head
+from bbgrap.transport.memory_broker import is_invitation
+from bbgrap.transport.payload_memory import LEAST_BYTES, PayloadWriter
 from bbgrap.transport.tls import HANDSHAKE_S, peer_of, reason_of
 
 _MOST_PIECES = 512
@@ -66,6 +68,9 @@ class OutgoingConnection:
     carried: int = 0
     seen: int = 0
     dead_peer: DeadPeerCheck = field(default_factory=DeadPeerCheck)
+    invitation: str = ""
+    """Where memory for payloads may be offered to the other side: it is on this machine, and wants it."""
+    memory: PayloadWriter | None = None
     due: float = 0.0
     """When to connect again."""
     due_by: float = 0.0
@@ -117,6 +122,18 @@ class OutgoingConnection:
         """Begin to send over a connection that is established."""
         if not self.fault:
             self.ready, self.tell_at = True, math.inf
+
+    def framed(self, header: BytesLike, payload: Sequence[BytesLike]) -> tuple[Sequence[BytesLike], int]:
+        """Return the pieces of a message, and their bytes: a large payload is laid in memory that the other side has, if there is room."""
+        nbytes = sum(map(len, payload))
+        if self.memory is not None and self.ready and nbytes >= LEAST_BYTES:
+            place = self.memory.put(payload, nbytes)
+            if place is not None:
+                self.carried += 1  # it is of no use over another connection
+                head = frame_head(header, nbytes, place)
+                return [head], len(head)
+        pieces = [frame_head(header, nbytes), *payload]
+        return pieces, len(pieces[0]) + nbytes
 
     def write(self, pieces: Sequence[BytesLike]) -> int:
         """Write what the network takes at once of a message; a broken connection takes nothing."""
@@ -173,13 +190,15 @@ class OutgoingConnection:
             self.passed(total)
 
     def listen(self) -> None:
-        """Find out why a connection is readable: nothing is ever received here."""
+        """Find out why a connection is readable: nothing is ever received here but an invitation to share memory."""
         if self.socket is None:
             return
         try:
-            if not self.socket.recv(4096):
+            if not (told := self.socket.recv(4096)):
                 self.carried = 0 if self.leaving else self.carried
                 self.fail("the other side closed the connection")
+            elif not self.invitation and is_invitation(text := told[len(GREETING) :].decode("ascii", "replace")):
+                self.invitation = text
         except (BlockingIOError, ssl.SSLWantReadError):
             return
         except OSError as error:
@@ -200,6 +219,7 @@ class OutgoingConnection:
         self.trouble, self.fault, self.lost = self.fault, "", False
         self.carried = self.seen = self.written = 0
         self.is_known, self.leaving, self.wanted = False, False, selectors.EVENT_WRITE
+        self.invitation, self.memory = "", None
         self.dead_peer = DeadPeerCheck()
 
     def forget(self) -> None:

@@ -1,6 +1,6 @@
-"""Memory that a client and its coordinator on one machine share, and how one passes it to the other.
+"""Memory that two processes of one machine share, and how one passes it to the other: a client and its coordinator, or two devices.
 
-The client makes the memory and offers it over a local socket. The name is of the abstract kind, so nothing of it is in a file system, and
+One makes the memory and offers it over a local socket. The name is of the abstract kind, so nothing of it is in a file system, and
 nothing is left behind however a process ends. Laws: both are processes of one user; the memory is sealed, so nobody can make it smaller
 under the other's feet.
 
@@ -57,12 +57,47 @@ def listen() -> tuple[str, socket.socket] | None:
     return name, listener
 
 
+def make_sealed(label: str, nbytes: int) -> int:
+    """Return the descriptor of new memory whose size nobody can change; the label is for those who look at a process.
+
+    Raises:
+        OSError: if there is none.
+    """
+    if sys.platform != "linux":
+        raise OSError("shared memory: only Linux has it")
+    import fcntl
+
+    descriptor = os.memfd_create(label, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        os.ftruncate(descriptor, nbytes)
+        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def map_sealed(descriptor: int, nbytes: int) -> mmap.mmap:
+    """Map memory that somebody else has made.
+
+    Raises:
+        ValueError: if it is not of this size, or its size may change.
+        OSError: if it is no memory at all, or cannot be mapped.
+    """
+    if sys.platform != "linux":
+        raise OSError("shared memory: only Linux has it")
+    import fcntl
+
+    seals, size = fcntl.fcntl(descriptor, fcntl.F_GET_SEALS), os.fstat(descriptor).st_size
+    if not seals & fcntl.F_SEAL_SHRINK or size != nbytes:
+        raise ValueError(f"got {size} bytes with seals {seals}")
+    return mmap.mmap(descriptor, nbytes)
+
+
 def offer_memory(name: str, token: bytes) -> tuple[socket.socket, mmap.mmap] | None:
     """Make memory and offer it to who listens at a name on this machine; None if nobody does, or not of this user."""
     if sys.platform != "linux" or not name or not is_possible():
         return None
-    import fcntl
-
     with contextlib.ExitStack() as stack:
         try:
             connection = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
@@ -70,10 +105,8 @@ def offer_memory(name: str, token: bytes) -> tuple[socket.socket, mmap.mmap] | N
             connection.connect(f"\0{name}".encode())
             if not is_same_user(connection):
                 return None
-            descriptor = os.memfd_create("bbgrap-channel", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+            descriptor = make_sealed("bbgrap-channel", 2 * HALF_BYTES)
             stack.callback(os.close, descriptor)
-            os.ftruncate(descriptor, 2 * HALF_BYTES)
-            fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
             memory = mmap.mmap(descriptor, 2 * HALF_BYTES)
             socket.send_fds(connection, [token], [descriptor])
         except (OSError, ValueError):  # another machine or container, no memory: everything works without
@@ -92,8 +125,6 @@ def accept_memory(connection: socket.socket, is_known: Callable[[bytes], bool]) 
     """
     if sys.platform != "linux":
         raise RemoteProtocolError("shared memory: only Linux has it")
-    import fcntl
-
     try:
         token, descriptors, _, _ = socket.recv_fds(connection, TOKEN_BYTES + 1, 2)
     except BlockingIOError:
@@ -106,13 +137,10 @@ def accept_memory(connection: socket.socket, is_known: Callable[[bytes], bool]) 
             raise RemoteProtocolError(f"{expected}, got {len(token)} bytes and {len(descriptors)} files")
         if not is_known(token):
             raise RemoteProtocolError("shared memory: it was offered by somebody who was not invited")
-        seals, size = fcntl.fcntl(descriptors[0], fcntl.F_GET_SEALS), os.fstat(descriptors[0]).st_size
-        if not seals & fcntl.F_SEAL_SHRINK or size != 2 * HALF_BYTES:
-            raise RemoteProtocolError(f"{expected}, got {size} bytes with seals {seals}")
-        memory = mmap.mmap(descriptors[0], 2 * HALF_BYTES)
+        memory = map_sealed(descriptors[0], 2 * HALF_BYTES)
         connection.send(WELCOME)
     except (OSError, ValueError) as error:
-        raise RemoteProtocolError(f"{expected}: {error}") from error
+        raise RemoteProtocolError(f"{expected}, {error}") from error
     finally:
         for descriptor in descriptors:
             os.close(descriptor)

@@ -12,6 +12,7 @@ Laws: see `bbgrap.transport.data`; whoever sends other bytes than messages loses
 from __future__ import annotations
 
 import logging
+import os
 import selectors
 import socket
 import ssl
@@ -27,10 +28,13 @@ from bbgrap.protocol.addresses import split_address
 from bbgrap.protocol.messages import BytesLike
 from bbgrap.transport.data import Admit, Arrival, OnBroken, nobody_listens
 from bbgrap.transport.dead_peers import detect_dead_peer
-from bbgrap.transport.framing import MessageReader
+from bbgrap.transport.framing import MessageReader, frame_head
 from bbgrap.transport.identity import TlsIdentity
+from bbgrap.transport.memory_broker import MADE, MemoryClient
 from bbgrap.transport.outbox import Outbox
+from bbgrap.transport.payload_memory import MEMORY_BYTES, PayloadReader, PayloadWriter
 from bbgrap.transport.peer_warnings import PeerWarnings
+from bbgrap.transport.shared_memory import map_sealed
 from bbgrap.transport.tls import RECORD_ON_WIRE, TlsContexts
 from bbgrap.transport.tls_accept import Acceptor
 from bbgrap.transport.wakeup_queue import WakeupQueue
@@ -64,6 +68,8 @@ class _Caller:
     host: str
     reader: MessageReader
     fingerprint: str = ""
+    invitation: str = ""
+    """What it was told, if it is on this machine: where to offer memory for its payloads."""
     least: int = 1
     """The bytes that must be there for the system to tell."""
     since: float = field(default_factory=time.monotonic)
@@ -84,12 +90,13 @@ class TcpDataPlane:
         computes: bool = False,
         listener: socket.socket | None = None,
         identity: TlsIdentity | None = None,
+        memories: MemoryClient | None = None,
     ) -> None:
         """Listen on `tcp://HOST:PORT` (port 0: a free one; host `*`: all); `advertise` is the host others use.
 
         `computes` is for those who do other things between calls of `receive`, and do not poll `fileno`. A `listener` that somebody else
         has opened with `listen_at` takes the place of `bind`. With an identity every connection is one of TLS, and only those that are
-        allowed may connect: at first nobody.
+        allowed may connect: at first nobody. With `memories` payloads from and to devices of this machine are laid in shared memory then.
 
         Raises:
             UsageError: if the address cannot be listened on.
@@ -100,7 +107,9 @@ class TcpDataPlane:
         self.admit: Admit = lambda header, size, peer: True
         self.on_broken: OnBroken = nobody_listens
         contexts = None if identity is None else TlsContexts.of(identity)
-        self._outbox = Outbox(lambda address, reason: self.on_broken(address, reason), None if contexts is None else contexts.client)
+        self._memories = None if contexts is None else memories
+        client = None if contexts is None else contexts.client
+        self._outbox = Outbox(lambda address, reason: self.on_broken(address, reason), client, self._memories)
         self.connect, self.disconnect = self._outbox.connect, self._outbox.disconnect
         self._calls: WakeupQueue[None] = WakeupQueue()
         self._wake_lock = threading.Lock()
@@ -110,6 +119,8 @@ class TcpDataPlane:
         self._door = self._listener if self._acceptor is None else self._acceptor.arrived.fileno()
         self._selector.register(self._door, selectors.EVENT_READ)
         self._selector.register(self._calls.fileno(), selectors.EVENT_READ)
+        if self._memories is not None:
+            self._selector.register(self._memories.socket, selectors.EVENT_READ)
         self._callers: dict[_Caller, None] = {}
         self._computes = computes
         self._bring_much: dict[_Caller, None] = {}
@@ -161,6 +172,8 @@ class TcpDataPlane:
             caller.socket.close()
         self._callers = {}
         self._listener.close()
+        if self._memories is not None:
+            self._memories.socket.close()
         self._selector.close()
         self._calls.close()
 
@@ -183,6 +196,8 @@ class TcpDataPlane:
                 self._hear(key.data)
             elif key.fileobj == self._door:
                 self._let_in()
+            elif self._memories is not None and key.fileobj is self._memories.socket:
+                self._take_memory(self._memories)
             else:
                 self._calls.take()
                 woken = True
@@ -237,7 +252,42 @@ class TcpDataPlane:
             if accepted.fingerprint not in self._acceptor.allowed:
                 accepted.connection.close()
             else:
-                self._add(_Caller(accepted.connection, accepted.host, MessageReader(accepted.fingerprint), accepted.fingerprint))
+                caller = _Caller(accepted.connection, accepted.host, MessageReader(accepted.fingerprint), accepted.fingerprint)
+                self._add(caller)
+                self._invite(caller)
+
+    def _invite(self, caller: _Caller) -> None:
+        """Let a device of this machine offer memory for its payloads."""
+        if self._memories is None:
+            return
+        with suppress(OSError):
+            if caller.socket.getpeername()[0] == caller.socket.getsockname()[0]:
+                caller.invitation = self._memories.new_word()
+                caller.socket.send(frame_head(caller.invitation.encode(), 0))
+
+    def _take_memory(self, memories: MemoryClient) -> None:
+        """Use a memory that has come: for what this plane sends, or for what it gets."""
+        try:
+            came = memories.receive()
+        except OSError:
+            self._selector.unregister(memories.socket)
+            return
+        if came is None:
+            return
+        kind, word, descriptor = came
+        try:
+            memory = map_sealed(descriptor, MEMORY_BYTES)
+        except (OSError, ValueError) as error:
+            _log.info("payloads go over the network also to a device on this machine: %s", error)
+            return
+        finally:
+            os.close(descriptor)
+        if kind == MADE:
+            self._outbox.lay_in(word, PayloadWriter(memory))
+            return
+        for caller in self._callers:
+            if caller.invitation.endswith(f" {word}") and caller.reader.memory is None:
+                caller.reader.memory = PayloadReader(memory)
 
     def _add(self, caller: _Caller) -> None:
         self._callers[caller] = None

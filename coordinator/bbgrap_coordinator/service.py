@@ -29,6 +29,7 @@ from bbgrap.transport.exit_with_parent import exit_with_parent
 from bbgrap.transport.file_limits import allow_many_descriptors
 from bbgrap.transport.identity import TlsIdentity
 from bbgrap.transport.local_tokens import note_token
+from bbgrap.transport.memory_broker import start_broker
 from bbgrap.transport.tcp import TcpDataPlane
 from bbgrap_coordinator.artifacts import ArtifactFolders
 from bbgrap_coordinator.audit import AuditLog
@@ -132,12 +133,13 @@ def _data_plane(host: str, port: int, last_port: int, advertise: str, identity: 
     # Listening everywhere, no single address is right for all: agents put in the one they joined by.
     everywhere = host in {"*", "0.0.0.0", "[::]"}  # noqa: S104 - compared, not bound
     known = advertise or ("*" if everywhere else host)
+    memories = None if identity is None else start_broker()
     if last_port and not port:
         try:
-            return TcpDataPlane(f"tcp://{host}:{last_port}", known, identity=identity)
+            return TcpDataPlane(f"tcp://{host}:{last_port}", known, identity=identity, memories=memories)
         except UsageError as error:
             _log.info("another port than last time: %s", error)
-    return TcpDataPlane(f"tcp://{host}:{port}", known, identity=identity)
+    return TcpDataPlane(f"tcp://{host}:{port}", known, identity=identity, memories=memories)
 
 
 def _private(folder: Path) -> Path:

@@ -192,12 +192,17 @@ def listener() -> Iterator[tuple[str, socket.socket]]:
 
 
 def local_sockets(cluster: LocalCluster) -> list[str]:
-    """Return the names of the abstract sockets of shared-memory channels that a cluster's processes have; those of others come and go."""
-    started = [psutil.Process(process.pid) for process in cluster.processes.values()]
+    """Return the names of the abstract sockets at which a cluster's processes take memory; those of others come and go."""
     files = set()
-    for process in [*started, *(child for parent in started for child in parent.children(recursive=True))]:
+    for process in processes_of(cluster):
         for file in Path(f"/proc/{process.pid}/fd").iterdir():
             with suppress(FileNotFoundError):  # it was closed meanwhile
                 files.add(str(file.readlink()))
     known = re.findall(r" (\d+) @(bbgrap-[0-9a-f]{32})$", UNIX.read_text(), re.MULTILINE)
     return sorted({name for inode, name in known if f"socket:[{inode}]" in files})
+
+
+def mapped(cluster: LocalCluster, label: str) -> dict[int, int]:
+    """Return how many memories of a kind the processes of a cluster have mapped, of those that have any."""
+    counts = {each.pid: Path(f"/proc/{each.pid}/maps").read_text().count(f"memfd:{label}") for each in processes_of(cluster)}
+    return {pid: count for pid, count in counts.items() if count}

@@ -7,7 +7,6 @@ import socket
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,6 +16,7 @@ from bbgrap.protocol.client_messages import Greeting, Hello
 from bbgrap.protocol.messages import PROTOCOL_VERSION
 from bbgrap.transport.shared_memory import is_possible
 from tests.cluster import tiny
+from tests.cluster.strangers import mapped
 from tests.known_agents import known_cluster
 
 pytestmark = [pytest.mark.cluster, pytest.mark.skipif(not is_possible(), reason="this system has no sealed memory")]
@@ -41,7 +41,7 @@ threading.Event().wait()
 
 
 def mappings(cluster):
-    return Path(f"/proc/{cluster.processes['coordinator'].pid}/maps").read_text().count("memfd:bbgrap-channel")
+    return mapped(cluster, "bbgrap-channel").get(cluster.processes["coordinator"].pid, 0)
 
 
 def wait(what, value):

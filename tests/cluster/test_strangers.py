@@ -4,6 +4,7 @@ import os
 import shutil
 import socket
 import time
+from pathlib import Path
 
 import numpy as np
 import onnxruntime as ort
@@ -32,6 +33,7 @@ from tests.cluster.strangers import (
     frames,
     listener,
     local_sockets,
+    mapped,
     memory_of,
     raw_control,
     say_raw,
@@ -284,10 +286,22 @@ def test_a_recorded_session_is_of_no_use(cluster, keys, tmp_path, monkeypatch):
         assert len(say_raw(split(cluster.address), said)) <= NO_ANSWER_BYTES
 
 
+@pytest.fixture
+def apart(tmp_path, monkeypatch):
+    """A cluster on one machine whose processes share no memory: all tensors go over the network."""
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(Path(__file__).parent / "without_memory"), os.environ.get("PYTHONPATH", "")]))
+    with known_cluster(2, tmp_path / "weights") as cluster:
+        yield cluster
+        assert mapped(cluster, "bbgrap-payloads") == mapped(cluster, "bbgrap-channel") == {}
+
+
 @pytest.mark.skipif(not hasattr(socket, "AF_PACKET") or os.geteuid() != 0, reason="needs root, to capture packets")
 @pytest.mark.parametrize("anew", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_the_traffic_of_an_inference_is_secret_and_cannot_be_repeated(cluster, known, weights, anew):
+def test_the_traffic_of_an_inference_is_secret_and_cannot_be_repeated(apart, tmp_path, anew):
     """Also that of an agent that comes anew, and gets its weights over the network."""
+    cluster, weights, known = apart, tmp_path / "weights", Known(apart)
+    known.asks()
+    settle(cluster)
     tensors = tensors_of(known.model, known.x)
     ports = {port for _, port in [*data_ports(cluster), split(cluster.address)]}
     with Capture() as capture:

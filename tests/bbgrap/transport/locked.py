@@ -5,17 +5,19 @@ from __future__ import annotations
 import queue
 
 from bbgrap.transport.certificates import Authority
+from bbgrap.transport.memory_broker import start_broker
 from bbgrap.transport.tcp import TcpDataPlane
 
 
 class LockedCluster:
     """Planes that know each other by their fingerprints.
 
-    Invariants: `planes` are those that were opened, by address; each lets all of them in.
+    Invariants: `planes` are those that were opened, by address; each lets all of them in. With `shares_memory` payloads are laid in memory.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, shares_memory: bool = False) -> None:
         self.authority = Authority.make()
+        self.shares_memory = shares_memory
         self.planes: dict[str, LockedPlane] = {}
 
     def open(self, *, computes: bool = False, bind: str = "tcp://127.0.0.1:0") -> LockedPlane:
@@ -31,7 +33,8 @@ class LockedPlane(TcpDataPlane):
 
     def __init__(self, cluster: LockedCluster, *, computes: bool, bind: str) -> None:
         identity = cluster.authority.identity("node")
-        super().__init__(bind, "127.0.0.1", computes=computes, identity=identity)
+        memories = start_broker() if cluster.shares_memory else None
+        super().__init__(bind, "127.0.0.1", computes=computes, identity=identity, memories=memories)
         self.identity = identity
         self.fingerprint = identity.fingerprint
         self.told: queue.SimpleQueue[tuple[str, str]] = queue.SimpleQueue()

@@ -1,0 +1,156 @@
+"""Memory for payloads, passed from the process of one device to that of another on the same machine.
+
+    sender ── word, name ──► its broker ── memory ──► broker of that name ── word, memory ──► receiver
+           ◄── word, memory ──┘
+
+A device that reads strangers' models may have no local sockets (`bbgrap.transport.confinement`), so a thread of the process that watches
+over it passes memory on: the nanny of a worker, or the coordinator for itself. The receiver gives the word and its broker's name over the
+connection that the memory is for. Laws: both brokers are processes of one user; a broker never waits for a stranger longer than
+`_PATIENCE_S`; who has no broker, or is on another machine, goes without.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import secrets
+import selectors
+import socket
+import sys
+import threading
+import time
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+
+from bbgrap.transport.payload_memory import MEMORY_BYTES
+from bbgrap.transport.shared_memory import TOKEN_BYTES, is_same_user, listen, make_sealed
+
+MADE, OFFERED = b"m", b"o"
+"""What a device is told with a memory: it was made for its payloads, or for those of somebody else."""
+_NAME = re.compile(r"bbgrap-[0-9a-f]{32}")
+_PATIENCE_S = 0.5
+_PAUSE_S = 0.01
+"""After everything that is asked: neither a device nor another process of this user makes a broker work all the time."""
+
+_log = logging.getLogger("bbgrap.transport")
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryClient:
+    """A device's end of its broker: the socket, and the name that others offer memory at."""
+
+    socket: socket.socket
+    name: str
+
+    def __post_init__(self) -> None:
+        """Never wait: some versions of Python do not pass flags on with descriptors."""
+        self.socket.setblocking(False)
+
+    def new_word(self) -> str:
+        """Return a name with a word, at which the sender of one connection may offer memory."""
+        return f"{self.name} {secrets.token_hex(TOKEN_BYTES)}"
+
+    def ask(self, invitation: str) -> None:
+        """Want memory that is offered at an invitation; it comes by `receive`, or never."""
+        with suppress(OSError):
+            self.socket.send(invitation.encode())
+
+    def receive(self) -> tuple[bytes, str, int] | None:
+        """Take a memory that has come: `MADE` or `OFFERED`, the word, its descriptor; None if there is none.
+
+        Raises:
+            ConnectionError: if the broker has ended.
+        """
+        if sys.platform == "win32":
+            return None
+        try:
+            told, descriptors, _, _ = socket.recv_fds(self.socket, 1 + TOKEN_BYTES, 1)
+        except BlockingIOError:
+            return None
+        if not told:
+            raise ConnectionResetError("the memory broker has ended")
+        if len(told) == 1 + TOKEN_BYTES and len(descriptors) == 1:
+            return told[:1], told[1:].hex(), descriptors[0]
+        for descriptor in descriptors:
+            os.close(descriptor)
+        return None
+
+
+def is_invitation(text: str) -> bool:
+    """Whether a text is a name of a broker with a word."""
+    name, _, word = text.partition(" ")
+    return _NAME.fullmatch(name) is not None and re.fullmatch(f"[0-9a-f]{{{2 * TOKEN_BYTES}}}", word) is not None
+
+
+def start_broker() -> MemoryClient | None:
+    """Start the thread of a broker, which ends with its device's socket; None if this system cannot share memory."""
+    found = listen()
+    if found is None:
+        return None
+    name, listener = found
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    ours.setblocking(False)
+    threading.Thread(target=_serve, args=(ours, listener), name="memory broker", daemon=True).start()
+    return MemoryClient(theirs, name)
+
+
+def _serve(device: socket.socket, listener: socket.socket) -> None:
+    with device, listener, selectors.DefaultSelector() as selector:
+        selector.register(device, selectors.EVENT_READ)
+        selector.register(listener, selectors.EVENT_READ)
+        while True:
+            for key, _ in selector.select():
+                if key.fileobj is listener:
+                    _pass_on(listener, device)
+                else:
+                    try:
+                        asked = device.recv(256)
+                    except OSError:
+                        asked = b""
+                    if not asked:  # it has ended
+                        return
+                    _offer(asked, device)
+            time.sleep(_PAUSE_S)
+
+
+def _offer(asked: bytes, device: socket.socket) -> None:
+    """Make memory, and give it to the broker of an invitation and to the device that asks."""
+    text = asked.decode("ascii", "replace")
+    if sys.platform != "linux" or not is_invitation(text):
+        return
+    name, _, word = text.partition(" ")
+    with ExitStack() as stack:
+        try:
+            other = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+            other.settimeout(_PATIENCE_S)
+            other.connect(f"\0{name}".encode())
+            if not is_same_user(other):
+                raise PermissionError("the device there belongs to another user")
+            memory = make_sealed("bbgrap-payloads", MEMORY_BYTES)
+            stack.callback(os.close, memory)
+            socket.send_fds(other, [bytes.fromhex(word)], [memory])
+            socket.send_fds(device, [MADE + bytes.fromhex(word)], [memory])
+        except OSError as error:
+            _log.info("payloads go over the network also to a device on this machine: %s", error)
+
+
+def _pass_on(listener: socket.socket, device: socket.socket) -> None:
+    """Take in what another broker offers; strangers are hung up on."""
+    if sys.platform != "linux":
+        return
+    descriptors: list[int] = []
+    try:
+        connection, _ = listener.accept()
+        with connection:
+            connection.settimeout(_PATIENCE_S)
+            if not is_same_user(connection):
+                return
+            word, descriptors, _, _ = socket.recv_fds(connection, TOKEN_BYTES + 1, 2)
+            if len(word) == TOKEN_BYTES and len(descriptors) == 1:
+                socket.send_fds(device, [OFFERED + word], descriptors)
+    except OSError:
+        pass
+    finally:
+        for descriptor in descriptors:
+            os.close(descriptor)
