@@ -59,9 +59,11 @@ class Desk:
         for job in self.jobs_on_disk():
             self.planners.cancel(job)
             self.folders.remove(job)
-        # A job that was still running has ended its process: the next test shall not meet that one.
-        while any(queue._doomed for queue in (self.planners.plans, self.planners.standbys)):
-            time.sleep(0.01)
+        # A job that was still running has ended its process: the next test shall not meet that one, but another.
+        for queue_ in (self.planners.plans, self.planners.standbys):
+            while queue_._doomed:
+                time.sleep(0.01)
+            queue_.start()
 
     def jobs_on_disk(self):
         return sorted(int(path.name) for path in self.folders.directory.iterdir())
