@@ -244,13 +244,13 @@ class Nanny:
         because = child.ended_because or (f"it said what no worker says: {event.fault}" if event.fault else "")
         killed = oom_kills() - child.oom_kills
         cause = cause_of(event.returncode, ended_because=because, oom_kills=killed, damaged=event.damaged)
-        reason = sentence_of(cause, doing)
+        reason, recent = sentence_of(cause, doing), child.progress.recent()
         child.pipe.close()
         child.progress.close()
         self._child = None
         self._due = now
         if child.ready:
-            return events.WorkerDied(reason, doing.epoch, doing.request, doing.loading, cause.guilty)
+            return events.WorkerDied(reason, doing.epoch, doing.request, doing.loading, cause.guilty, recent)
         self._failures += event.returncode > 0
         _log.warning("%s before it was ready; the next one starts in %.1f s", reason, self._backoff_s)
         self._back_off(now)

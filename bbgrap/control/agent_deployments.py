@@ -61,6 +61,7 @@ class AgentDeployments:
         self.by_epoch: dict[int, _Deployment] = {}
         self._worker_ready = True
         self._doubtful = 0
+        self._recent: tuple[int, ...] = ()
         self._abandoned: deque[Abandon] = deque(maxlen=MAX_ABANDONED)
         self._late_checks: Counter[int] = Counter()
         self._late_loads: Counter[int] = Counter()
@@ -191,14 +192,19 @@ class AgentDeployments:
         return [ToCoordinator(Deployed(event.epoch, event.seconds))]
 
     def worker_ready(self, now: float) -> list[AgentInstruction]:
-        """Load everything again, whole models first, with which each model answers, else in the order it came: the oldest serve.
+        """Load everything again: first what computed last, then whole models, with which each model answers, else in the order it came.
 
         What may have ended the last worker while it was loaded comes before all: nothing is computed meanwhile, so it is alone to blame.
         """
         self._worker_ready = True
         for deployment in self.by_epoch.values():
             deployment.heard = now
-        ordered = sorted((d.deploy for d in self.by_epoch.values()), key=lambda d: (d.epoch != self._doubtful, not d.is_whole))
+        places = {epoch: place for place, epoch in enumerate(self._recent)}
+
+        def order(deploy: Deploy) -> tuple[bool, int, bool]:
+            return deploy.epoch != self._doubtful, places.get(deploy.epoch, len(places)), not deploy.is_whole
+
+        ordered = sorted((d.deploy for d in self.by_epoch.values()), key=order)
         # What was on its way to the last worker may come to this one.
         late = [Drop(a.epoch, a.request, a.patience_s) for a in self._abandoned if a.epoch in self.by_epoch]
         return [*late, *map(_check, ordered)]
@@ -208,6 +214,9 @@ class AgentDeployments:
         self._worker_ready = False
         self._late_checks.clear()
         self._late_loads.clear()
+        # A worker that has not loaded all again before it ended knows of those only that it had.
+        recent = (*event.recent, *(epoch for epoch in self._recent if epoch not in event.recent))
+        self._recent = tuple(epoch for epoch in recent if epoch in self.by_epoch)
         in_doubt = event.guilty and event.epoch > 0
         self._doubtful = event.loading if in_doubt else 0
         done: list[AgentInstruction] = []

@@ -89,6 +89,7 @@ class WorkerDied:
     """The worker ended, and with it all that it had loaded; a new one is being started.
 
     `epoch` and `request` are what it computed then, `loading` is the epoch that it loaded (zeros: nothing); `guilty` as in `WorkerLost`.
+    `recent` are the epochs that have computed, the last one first.
     """
 
     reason: str
@@ -96,6 +97,7 @@ class WorkerDied:
     request: int
     loading: int
     guilty: bool
+    recent: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

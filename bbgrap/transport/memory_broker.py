@@ -89,7 +89,11 @@ def start_broker() -> MemoryClient | None:
     if found is None:
         return None
     name, listener = found
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    except OSError:
+        listener.close()
+        return None
     ours.setblocking(False)
     threading.Thread(target=_serve, args=(ours, listener), name="memory broker", daemon=True).start()
     return MemoryClient(theirs, name)

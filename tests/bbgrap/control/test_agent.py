@@ -286,3 +286,19 @@ def test_what_was_loaded_while_a_crash_computed_is_loaded_first():
     assert not any(isinstance(message, m.DeploymentFailed) for message in agent.said)
     agent.ready()
     assert [i.epoch for i in agent.asked] == [2, 1]
+
+
+def test_what_computed_last_is_loaded_again_first():
+    """Also when the next worker ends before it has loaded all; what computes no more is forgotten with its deployment."""
+    agent = Driven()
+    agent.deploy(1, 2, 3, 4, 5)
+    agent.handle(ae.WorkerDied(DIED, 0, 0, 0, guilty=False, recent=(4, 2)))
+    agent.ready()
+    assert [i.epoch for i in agent.asked] == [4, 2, 1, 3, 5]
+    agent.handle(ae.WorkerDied(DIED, 0, 0, 0, guilty=False, recent=(5, 4)))
+    agent.ready()
+    assert [i.epoch for i in agent.asked] == [5, 4, 2, 1, 3]
+    agent.tell(m.Release(4))
+    agent.handle(ae.WorkerDied(DIED, 0, 0, 3, guilty=False, recent=(99,)))
+    agent.ready()
+    assert [i.epoch for i in agent.asked] == [5, 2, 1, 3]

@@ -52,6 +52,8 @@ class Worker(Process):
         self.load_began = 0.0
         self.hangs = False
         self.computing_since = 0.0
+        self.recent: dict[int, None] = {}
+        """The epochs that have computed, the last one last."""
         self.steps = 0
         self.allowed: set[str] = set()
         self._jobs: deque[tuple[float, Callable[[], None]]] = deque()
@@ -125,6 +127,8 @@ class Worker(Process):
         name, share, part = cost_of(segment)
         model = self.world.models[name]
         self.computing_since = self.clock.now
+        self.recent.pop(key[0], None)
+        self.recent[key[0]] = None
         seconds = model.seconds * share / self.agent.speed
         if model.trait == "kills" or (model.trait == "kills in parts" and part) or "!kill" in token:
             self.later(0.001, lambda: self.agent.worker_dies(self, f"it crashed in {name}", guilty=True))
@@ -331,7 +335,7 @@ class Agent(Process):
         epoch, request = (worker.executor.computing or (0, 0)) if only != "load" else (0, 0)
         loading = worker.loading if only != "kernel" else 0
         self.world.data.gone(worker, silent=False)
-        self.do(self._worker_died, ae.WorkerDied(f"it ended: {reason}", epoch, request, loading, guilty))
+        self.do(self._worker_died, ae.WorkerDied(f"it ended: {reason}", epoch, request, loading, guilty, tuple(reversed(worker.recent))))
 
     def _worker_died(self, event: ae.WorkerDied) -> None:
         self._handle(event)
