@@ -47,7 +47,8 @@ class Blame:
     def worker_ended(self, member: Member, message: WorkerLost) -> list[CoordinatorInstruction]:
         """Find out what has ended a worker.
 
-        One that computed and loaded at once says nothing of either: it loads that again first, alone, and then it is known.
+        One that computed and loaded at once says nothing of either, unless only what it loaded has ended another one before: it loads that
+        again first, alone, and then it is known.
         """
         if self._ended.get(member.name) == (member.number, message):
             return []
@@ -56,6 +57,8 @@ class Blame:
         if doubt is not None and doubt.request is not None and message.loading == doubt.loading and not message.epoch:
             doubt.request.blamed = ""
         request = self.requests.table.find(message.request)
+        if message.epoch and self._deaths(message.loading) and not self._deaths(message.epoch):
+            return self._blame(member, message.loading, None, 0, message.reason)
         if message.epoch and message.loading:
             self._doubts[member.name] = _Doubt(member, message.loading, message.epoch, request, message.request, message.reason)
             if request is not None:
@@ -83,9 +86,13 @@ class Blame:
                 return []
             plan.deadly = run
         plan.deaths.append(f"'{member.name}': {reason}")
-        alike = self._alike(plan)
-        deaths = [death for each in alike for death in each.deaths]
-        return self._quarantine(plan, variant, request, alike, deaths) if len(deaths) >= MAX_DEATHS else []
+        deaths = self._deaths(epoch)
+        return self._quarantine(plan, variant, request, self._alike(plan), deaths) if len(deaths) >= MAX_DEATHS else []
+
+    def _deaths(self, epoch: int) -> list[str]:
+        """Return how the workers ended that a plan with an epoch has ended, or one of those that count together with it."""
+        variant = self.loading.find(epoch)
+        return [] if variant is None else [death for plan in self._alike(variant.plan) for death in plan.deaths]
 
     def _alike(self, plan: ServedPlan) -> list[ServedPlan]:
         """Return the plans whose deaths count together with those of this one."""

@@ -4,13 +4,17 @@ from dataclasses import replace
 
 import pytest
 
+from bbgrap.control import agent_events as ae
 from bbgrap.control import client as cm
 from bbgrap.control import coordinator_events as ce
 from bbgrap.control.request_recovery import HOLD_S
 from bbgrap.control.stalls import OVERTAKEN
+from bbgrap.control.uploads import offer_digest
+from bbgrap.planners.options import PlanOptions
 from bbgrap.protocol import client_messages as c
 from bbgrap.protocol import messages as m
-from tests.bbgrap.control.wire import prepare_message, ready_wire, standby_wire
+from tests.bbgrap.control.tiny_plans import FILE, MODEL
+from tests.bbgrap.control.wire import joined_wire, prepare_message, ready_wire, standby_wire
 
 
 def started(wire):
@@ -159,3 +163,37 @@ def test_a_request_has_stalled_where_one_agent_is_idle_and_the_other_at_later_on
         say(wire, "a", m.Heartbeat(0, start.request + 1000, 0.05))  # of another model: never idle for long
         wire.coordinator.members.by_name["a"].finished += 1
     assert any(text.startswith(f"request {start.request} of model") and "has stalled" in text for text in wire.told), wire.told
+
+
+def test_what_has_ended_a_worker_is_to_blame_for_the_next_one_that_loads_it():
+    """Also where that computed something else just then: it was loaded once more, and ended a third worker (seed 2710)."""
+    wire = joined_wire("a", "b")
+    wire.plan = lambda _: None
+    wire.call(lambda call: c.PrepareModel(call, MODEL, {"x": (2, 2)}, PlanOptions(), wait=False))
+    wire.until_answered(wire.run())
+    wire.settle()
+    known = dict(wire.coordinator.loading.by_epoch)
+    victims, starting = [], []
+    carry = wire.carry_agent
+
+    def dies(agent, instruction):
+        if isinstance(instruction, ae.Load) and instruction.deploy.epoch not in known:
+            computed = next(epoch for epoch, variant in known.items() if agent.name in variant.parts) if victims else 0
+            victims.append(agent.name)
+            starting.append(agent)
+            died = ae.WorkerDied("SIGFPE", computed, 7 if computed else 0, guilty=True, loading=instruction.deploy.epoch)
+            wire.to_agent(agent, died)
+        else:
+            carry(agent, instruction)
+
+    wire.carry_agent = dies
+    files = (c.ModelFile("deadly.onnx", FILE.digest, FILE.size),)
+    wire.call(lambda call: c.OfferModel(call, offer_digest(files), files))
+    wire.settle()
+    wire.call(lambda call: c.PrepareModel(call, offer_digest(files), {"x": (2, 2)}, PlanOptions(), wait=False))
+    for _ in range(5):
+        wire.wait(1.0)
+        for _ in range(len(starting)):
+            agent = starting.pop(0)
+            wire.to_agent(agent, ae.WorkerReady(agent.machine.join))
+    assert len(victims) == 2
