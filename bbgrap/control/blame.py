@@ -47,8 +47,8 @@ class Blame:
     def worker_ended(self, member: Member, message: WorkerLost) -> list[CoordinatorInstruction]:
         """Find out what has ended a worker.
 
-        One that computed and loaded at once says nothing of either, unless only what it loaded has ended another one before: it loads that
-        again first, alone, and then it is known.
+        One that computed and loaded at once says nothing of either, unless one of them alone has ended another worker before: it loads
+        that again first, alone, and then it is known.
         """
         if self._ended.get(member.name) == (member.number, message):
             return []
@@ -57,9 +57,12 @@ class Blame:
         if doubt is not None and doubt.request is not None and message.loading == doubt.loading and not message.epoch:
             doubt.request.blamed = ""
         request = self.requests.table.find(message.request)
-        if message.epoch and self._deaths(message.loading) and not self._deaths(message.epoch):
-            return self._blame(member, message.loading, None, 0, message.reason)
         if message.epoch and message.loading:
+            computed, loaded = self._deaths(message.epoch), self._deaths(message.loading)
+            if loaded and not computed:
+                return self._blame(member, message.loading, None, 0, message.reason)
+            if computed and not loaded and self._has_never_answered(message.epoch):
+                return self._blame(member, message.epoch, request, message.request, message.reason)
             self._doubts[member.name] = _Doubt(member, message.loading, message.epoch, request, message.request, message.reason)
             if request is not None:
                 request.blamed = member.name
@@ -93,6 +96,10 @@ class Blame:
         """Return how the workers ended that a plan with an epoch has ended, or one of those that count together with it."""
         variant = self.loading.find(epoch)
         return [] if variant is None else [death for plan in self._alike(variant.plan) for death in plan.deaths]
+
+    def _has_never_answered(self, epoch: int) -> bool:
+        variant = self.loading.find(epoch)
+        return variant is not None and not variant.plan.is_proven
 
     def _alike(self, plan: ServedPlan) -> list[ServedPlan]:
         """Return the plans whose deaths count together with those of this one."""

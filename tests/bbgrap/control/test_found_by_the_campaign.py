@@ -197,3 +197,22 @@ def test_what_has_ended_a_worker_is_to_blame_for_the_next_one_that_loads_it():
             agent = starting.pop(0)
             wire.to_agent(agent, ae.WorkerReady(agent.machine.join))
     assert len(victims) == 2
+
+
+@pytest.mark.parametrize("answered", [False, True])
+def test_what_has_answered_nothing_and_ended_a_worker_is_to_blame_for_the_next_one_whatever_that_loaded(answered):
+    """What the worker loads when it dies again may be released, and then nobody ever knows: it went on until the deadline (bench-recovery)."""
+    wire = standby_wire()
+    if answered:
+        wire.until_answered(wire.run())
+    call = wire.run()
+    for loading in (0, 77):
+        wire.deliver_all()
+        start, (name,) = started(wire)
+        say(wire, name, m.WorkerLost("the worker was ended by SIGFPE", start.epoch, start.request, guilty=True, loading=loading))
+        for _ in range(5):
+            wire.pass_time(0.1)
+            wire.deliver_all()
+        if not loading:
+            say(wire, name, m.Deployed(start.epoch, 0.0))
+    assert ["is not run again" in answer.reason for answer in wire.answers[call]] == ([] if answered else [True])
