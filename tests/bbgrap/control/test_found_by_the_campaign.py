@@ -201,7 +201,7 @@ def test_what_has_ended_a_worker_is_to_blame_for_the_next_one_that_loads_it():
 
 @pytest.mark.parametrize("answered", [False, True])
 def test_what_has_answered_nothing_and_ended_a_worker_is_to_blame_for_the_next_one_whatever_that_loaded(answered):
-    """What the worker loads when it dies again may be released, and then nobody ever knows: it went on until the deadline (bench-recovery)."""
+    """What the worker loads when it dies again may be released: then nobody ever knows, and it went on until the deadline."""
     wire = standby_wire()
     if answered:
         wire.until_answered(wire.run())
