@@ -154,7 +154,7 @@ def _pass_on(listener: socket.socket, device: socket.socket) -> None:
             if len(word) == TOKEN_BYTES and len(descriptors) == 1:
                 socket.send_fds(device, [OFFERED + word], descriptors)
     except OSError:
-        pass
+        pass  # who offered has gone, or the device takes no more: payloads travel with their messages then
     finally:
         for descriptor in descriptors:
             os.close(descriptor)
