@@ -107,6 +107,7 @@ class Executor:
         self._awaiting: dict[RequestKey, SequenceStart] = {}
         self._early = EarlyMessages()
         self._ended: OrderedDict[RequestKey, None] = OrderedDict()
+        self._void_before = 0
         self._recorder = Recorder(plane, clock, on_record)
         self._pings = PingAnswers(plane)
         self._awaited: dict[int, tuple[str, Callable[[int], None]]] = {}
@@ -157,7 +158,8 @@ class Executor:
         self._recorder.drop((epoch, request))
 
     def drop_before(self, request: int) -> None:
-        """Forget the requests with lower numbers: nobody waits for them any more."""
+        """Forget the requests with lower numbers, and begin none of them: nobody waits for them any more."""
+        self._void_before = request
         for key in [key for key in (*self._awaiting, *self._running) if key[1] < request]:
             self.drop(*key)
 
@@ -224,7 +226,7 @@ class Executor:
         """Take a message of a request that does not run; one of the host begins it."""
         key = (frame.epoch, frame.request)
         deployment = self._deployments.get(frame.epoch)
-        if deployment is None or key in self._ended or key in self._running:
+        if deployment is None or frame.request < self._void_before or key in self._ended or key in self._running:
             return
         deployment.check_source(frame.source, arrival.peer)
         if frame.source == deployment.schedule.host and key not in self._awaiting:

@@ -187,6 +187,8 @@ class Requests:
 
     def _start(self, request: Request, variant: Variant, now: float) -> list[CoordinatorInstruction]:
         request.tracker.move("variant free")
+        if any(request.number < m.first_request for name in variant.parts if (m := self.members.by_name.get(name)) is not None):
+            self.table.renumber(request)  # it came before a node of the plan joined, and is not what that one may still work on
         self._lonely = 0 if self._is_busy() else request.number
         request.is_drawn = request.sequence is None and self.verifying.draw(request)
         request.epoch, message = variant.epoch, request.message

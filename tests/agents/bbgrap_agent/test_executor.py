@@ -161,6 +161,17 @@ def test_dropped_requests_and_removed_deployments_are_forgotten():
     assert bench.executor._running == {}
 
 
+def test_what_is_void_is_not_begun_when_it_comes_late():
+    bench = Bench()
+    bench.executor.drop_before(2)
+    for request in (1, 2):
+        bench.send(bench.host, HOST, request, 1, 10)
+        bench.send(bench.peer, PEER, request, 2, 1)
+    bench.step()
+    assert bench.ran == [10]
+    assert bench.executor._running == {}
+
+
 def test_early_messages_of_one_sender_push_out_its_own_only(monkeypatch):
     monkeypatch.setattr(early_messages, "MAX_SENDER_BYTES", 20_000)
     bench = Bench()

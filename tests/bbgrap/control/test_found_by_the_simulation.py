@@ -401,3 +401,27 @@ def test_what_waits_for_a_client_that_is_gone_is_forgotten():  # 2023615: it had
     wire.client = cm.ClientMachine("tcp://head:7070")
     wire.wait(UNASKED_S + 1.0)
     assert not plan.waiting
+
+
+def test_a_request_that_came_before_an_agent_is_not_void_there():  # 33010595: what it begins has no lower number than what it dropped
+    wire = ready_wire("a", "b")
+    for name in ("a", "b"):
+        wire.crash(wire.agent(name))
+    wire.pass_time(1.0)
+    call = wire.run()
+    wire.deliver_all()
+    assert not wire.started
+    wire.add_agent("c")
+    started = []
+    carry = wire.carry_coordinator
+
+    def watch(instruction):
+        if isinstance(instruction, coordinator_instructions.StartRequest):
+            started.append(instruction.request)
+        carry(instruction)
+
+    wire.carry_coordinator = watch
+    wire.until_answered(call)
+    assert isinstance(wire.answer(call), c.RunResult)
+    assert started
+    assert min(started) > wire.coordinator.members.by_name["c"].first_request > 0

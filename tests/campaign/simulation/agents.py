@@ -171,7 +171,7 @@ class Worker(Process):
             case ae.Drop(epoch, request, _):
                 self.executor.post(lambda: self.executor.end((epoch, request)))
             case ae.DropBefore(request):
-                self.executor.post(lambda: self._drop_before(request))
+                self.executor.post(lambda: self.executor.drop_before(request))
             case ae.Perform(m.AnswerPings(peers)):
                 self.executor.post(lambda: self._allow(peers))
             case ae.Perform(m.Measure(number)):
@@ -184,10 +184,6 @@ class Worker(Process):
                 self._links.append(trial)
                 if len(self._links) == 1:
                     self._try()
-
-    def _drop_before(self, request: int) -> None:
-        for key in [key for key in self.executor.running if key[1] < request]:
-            self.executor.end(key)
 
     def _allow(self, peers: tuple[m.Peer, ...]) -> None:
         self.allowed = {peer.address for peer in peers}

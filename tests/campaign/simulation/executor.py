@@ -100,6 +100,7 @@ class Executor:
         self.computing: Key | None = None
         self._early: dict[Key, dict[int, str]] = {}
         self._ended: OrderedDict[Key, None] = OrderedDict()
+        self._void_before = 0
         self._commands: list[Callable[[], None]] = []
 
     def post(self, command: Callable[[], None]) -> None:
@@ -127,6 +128,12 @@ class Executor:
         if len(self._ended) > MAX_ENDED:
             self._ended.popitem(last=False)
 
+    def drop_before(self, request: int) -> None:
+        """Forget the requests with lower numbers, and begin none of them."""
+        self._void_before = request
+        for key in [key for key in self.running if key[1] < request]:
+            self.end(key)
+
     def begin(self, key: Key, *, recorded: bool, feed: str = "") -> None:
         """Begin a request; the host has its input."""
         deployment = self.deployments[key[0]]
@@ -143,7 +150,9 @@ class Executor:
         run = self.running.get(key)
         deployment = self.deployments.get(epoch)
         if run is None:
-            if deployment is None or key in self._ended or deployment.schedule.device == deployment.schedule.host:
+            if deployment is None or key in self._ended or request < self._void_before:
+                return
+            if deployment.schedule.device == deployment.schedule.host:
                 return
             if source != deployment.schedule.host:
                 self._early.setdefault(key, {})[message] = token
