@@ -24,7 +24,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 
 from bbgrap.transport.payload_memory import MEMORY_BYTES
-from bbgrap.transport.shared_memory import TOKEN_BYTES, is_same_user, listen, make_sealed
+from bbgrap.transport.shared_memory import TOKEN_BYTES, connect_local, is_same_user, listen, make_sealed
 
 MADE, OFFERED = b"m", b"o"
 """What a device is told with a memory: it was made for its payloads, or for those of somebody else."""
@@ -126,11 +126,7 @@ def _offer(asked: bytes, device: socket.socket) -> None:
     name, _, word = text.partition(" ")
     with ExitStack() as stack:
         try:
-            other = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
-            other.settimeout(_PATIENCE_S)
-            other.connect(f"\0{name}".encode())
-            if not is_same_user(other):
-                raise PermissionError("the device there belongs to another user")
+            other = stack.enter_context(connect_local(name, _PATIENCE_S))
             memory = make_sealed("bbgrap-payloads", MEMORY_BYTES)
             stack.callback(os.close, memory)
             socket.send_fds(other, [bytes.fromhex(word)], [memory])

@@ -94,17 +94,33 @@ def map_sealed(descriptor: int, nbytes: int) -> mmap.mmap:
     return mmap.mmap(descriptor, nbytes)
 
 
+def connect_local(name: str, patience_s: float) -> socket.socket:
+    """Connect to who listens at a name on this machine; later calls of the socket wait so long, 0: not at all.
+
+    Raises:
+        OSError: if nobody does, or a process of another user.
+    """
+    if sys.platform != "linux":
+        raise OSError("shared memory: only Linux has it")
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
+        connection.settimeout(patience_s)
+        connection.connect(f"\0{name}".encode())
+        if not is_same_user(connection):
+            raise PermissionError("the process there belongs to another user")
+    except OSError:
+        connection.close()
+        raise
+    return connection
+
+
 def offer_memory(name: str, token: bytes) -> tuple[socket.socket, mmap.mmap] | None:
     """Make memory and offer it to who listens at a name on this machine; None if nobody does, or not of this user."""
     if sys.platform != "linux" or not name or not is_possible():
         return None
     with contextlib.ExitStack() as stack:
         try:
-            connection = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
-            connection.setblocking(False)
-            connection.connect(f"\0{name}".encode())
-            if not is_same_user(connection):
-                return None
+            connection = stack.enter_context(connect_local(name, 0.0))
             descriptor = make_sealed("bbgrap-channel", 2 * HALF_BYTES)
             stack.callback(os.close, descriptor)
             memory = mmap.mmap(descriptor, 2 * HALF_BYTES)
