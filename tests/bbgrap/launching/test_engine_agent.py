@@ -51,7 +51,7 @@ def test_an_owned_agent_is_started_again_until_its_coordinator_is_gone(monkeypat
             first = wait_for(joined)
             assert token not in repr(order) + " ".join(first.cmdline())
             agent.kill()
-            wait_for(lambda: not first.is_running() or first.status() == psutil.STATUS_ZOMBIE)
+            wait_for(lambda: not is_mine(first))
             wait_for(lambda: not head.connection.nodes())
             second = wait_for(joined)
             assert second.pid != first.pid
