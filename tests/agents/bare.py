@@ -234,13 +234,16 @@ def bare_coordinator(folder: Path) -> Iterator[BareCoordinator]:
         coordinator.close()
 
 
-def gone(process: psutil.Process, within_s: float) -> bool:
+def gone(pid: int, within_s: float) -> bool:
     """Whether a process that is nobody's child here ends in time."""
     until = time.monotonic() + within_s
-    while time.monotonic() < until:
-        if not process.is_running() or process.status() == psutil.STATUS_ZOMBIE:
-            return True
-        time.sleep(0.02)
+    try:
+        while time.monotonic() < until:
+            if psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
+                return True
+            time.sleep(0.02)
+    except psutil.NoSuchProcess:
+        return True
     return False
 
 

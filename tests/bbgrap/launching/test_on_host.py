@@ -13,6 +13,7 @@ import yaml
 from bbgrap.launching.hosts import Host, read_hosts
 from bbgrap.launching.launch import Launch
 from bbgrap.launching.ssh import HostError, ask
+from tests.agents.bare import gone
 
 SLEEPER = ["sh", "-c", 'echo "I am $BBGRAP_TOKEN"; exec sleep 600']
 
@@ -37,20 +38,13 @@ def said(tell, line):
         time.sleep(0.02)
 
 
-def ended(pid):
-    deadline = time.monotonic() + 30
-    while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
 def test_a_process_is_started_once_and_stopped(tell):
     first, again = tell("start").values, tell("start").values
     assert first["started"] == "1"
     assert again == {"pid": first["pid"]}
     assert tell("status").values == again
     assert tell("stop").values == {"stopped": "1"}
-    ended(int(first["pid"]))
+    assert gone(int(first["pid"]), 30.0)
     assert tell("status").values == tell("stop").values == {}
 
 
@@ -58,7 +52,7 @@ def test_a_process_that_ended_is_told_with_the_end_of_its_log_and_started_again(
     pid = int(tell("start", token="nobody").values["pid"])  # noqa: S106 - none
     said(tell, "I am nobody")
     os.killpg(pid, signal.SIGKILL)
-    ended(pid)
+    assert gone(pid, 30.0)
     seen = tell("status", lines="1")
     assert (seen.values, seen.log) == ({"ended": "1"}, ("I am nobody",))
     assert tell("start").values["started"] == "1"
@@ -110,7 +104,7 @@ def test_who_does_not_end_is_killed(tell):
     began = time.monotonic()
     assert tell("stop").values == {"stopped": "1"}
     assert time.monotonic() - began > 5  # it was asked first
-    ended(pid)
+    assert gone(pid, 30.0)
 
 
 def test_what_is_missing_is_told(tell):
@@ -133,7 +127,7 @@ def test_a_check_finds_the_same_bbgrap_on_this_machine(tmp_path, monkeypatch):
 def test_what_would_move_a_terminals_cursor_is_not_printed(tell):
     pid = int(tell("start", ["printf", r"\033[2Jred\n"]).values.get("pid", 0))
     if pid:
-        ended(pid)
+        assert gone(pid, 30.0)
     assert tell("status").log == (" [2Jred",)
 
 
