@@ -113,23 +113,27 @@ class Standbys:
     def _next_node(self, standby: ServedPlan, now: float) -> Member | None:
         """Return the best node that has room for one more copy, or will have when others have gone.
 
-        Last come those at a segment for unusually long, before them those where something in use goes, or that have much to load. What has
-        ended a worker does not go where another model has its last one.
+        Last come those at a segment for unusually long, before them those where something in use goes, or that have much to load. Of those
+        that are as fast as each other the one is best that inputs reach soonest. What has ended a worker does not go where another model
+        has its last one.
         """
         alive = [m for m in self.members.alive() if frozenset((m.name, COORDINATOR)) not in self.links.apart]
         taken = {name for variant in standby.variants for name in variant.parts if name not in variant.away}
         free = [member for member in alive if member.name not in taken and member.name not in standby.refused]
         if not free:
             return None
-        shares = dict(zip((m.name for m in alive), self.members.cluster(tuple(alive)).shares, strict=True))
+        cluster = self.members.cluster(tuple(alive))
+        shares, devices = cluster.shares, {member.name: device for device, member in enumerate(alive)}
         rooms = {member.name: room_for(self.loading, standby, member.name, _incoming(standby), now) for member in free}
         in_use = {name for name, room in rooms.items() if any(variant.plan.is_used(now) for variant in room.going)}
         able = [member for member in free if rooms[member.name].is_enough]
         alone = self._who_answer_alone(now) if standby.deaths else frozenset()
 
-        def merits(member: Member) -> tuple[bool, bool, bool, bool, float]:
+        def merits(member: Member) -> tuple[bool, bool, bool, bool, float, float]:
             is_idle = self.loading.to_load(member.name) <= MUCH_TO_LOAD
-            return not is_stuck(member, self.loading), member.name not in alone, member.name not in in_use, is_idle, shares[member.name]
+            goes_well = not is_stuck(member, self.loading), member.name not in alone, member.name not in in_use, is_idle
+            device = devices[member.name]
+            return *goes_well, shares[device], cluster.link(cluster.host, device).bandwidth_bytes_per_s
 
         return max(able, key=merits, default=None)
 

@@ -188,3 +188,11 @@ def test_a_plan_does_not_wait_for_a_standby_that_cannot_be():
     wire.run()
     wire.wait(0.2)
     assert len(wire.jobs) == 1
+
+
+def test_of_nodes_that_are_as_fast_the_one_beside_the_coordinator_comes_first():
+    wire = ready_wire("a", "b", "head")
+    wire.until_answered(wire.run())
+    (standby,) = wire.coordinator.standbys.by_model.values()
+    assert "head" in standby.variants[0].parts
+    assert sorted(name for variant in standby.variants for name in variant.parts) == ["a", "head"]
