@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 import sys
 import tempfile
 import traceback
@@ -33,7 +34,7 @@ from bbgrap.protocol.client_messages import Fault
 from bbgrap.transport.confinement import Permissions, confine, memory_bound
 from bbgrap.transport.exit_with_parent import exit_with_parent
 from bbgrap_coordinator.artifacts import read_tiles, write_artifacts, write_tiles
-from bbgrap_coordinator.planner_process import PlannerReply, PlanTask, Task
+from bbgrap_coordinator.planner_process import SCRATCH, PlannerReply, PlanTask, Task
 
 Prepare = Callable[[Graph, Cluster, PlanOptions], tuple[PreparedVariant, ...]]
 Standby = Callable[[Path, Sequence[tuple[str, str]], Sequence[tuple[str, int]]], PlannedVariant]
@@ -60,10 +61,18 @@ def main(prepare: Prepare = prepare_graph, standby: Standby = standby_of) -> Non
     with suppress(EOFError, ConnectionError):  # the coordinator has ended
         task: Task = channel.recv()
         _confine(task)
-        exit_with_parent(lambda: os._exit(0))  # in the middle of a plan, too; a thread, so not before
+        exit_with_parent(_leave)  # a thread, so not before
         while True:
             channel.send_bytes(_reply(task, maker).to_bytes())
             task = channel.recv()
+
+
+def _leave() -> None:
+    """End with the coordinator, in the middle of a plan, too; what was written for that goes, for nobody else knows of it."""
+    scratch = Path(tempfile.gettempdir())
+    if scratch.name.startswith(SCRATCH):
+        shutil.rmtree(scratch, ignore_errors=True)
+    os._exit(0)
 
 
 def _confine(task: Task) -> None:

@@ -92,6 +92,10 @@ class PlannerReply:
         raise PlanError(f"its answer of {len(content)} bytes is none")
 
 
+SCRATCH = "bbgrap-planner-"
+"""How the name begins of the folder where a planner keeps files while it works."""
+
+
 class PlannerKilledError(ExecutionError):
     """Somebody ended a planner's process while it worked: the system, which was short of memory, or a person."""
 
@@ -112,7 +116,7 @@ class PlannerProcess:
     def start(cls, command: Sequence[str], kind: str) -> PlannerProcess:
         """Start one that makes plans or standbys."""
         ours, its = Pipe()
-        scratch = tempfile.TemporaryDirectory(prefix="bbgrap-planner-", ignore_cleanup_errors=True)
+        scratch = tempfile.TemporaryDirectory(prefix=SCRATCH, ignore_cleanup_errors=True)
         known = {name: value for name, value in os.environ.items() if not name.startswith("BBGRAP_")}  # no token, above all
         told = {"TMPDIR": scratch.name, "OPENBLAS_NUM_THREADS": "1"}  # threads that are there early could not be confined
         with its:

@@ -14,7 +14,8 @@ import psutil
 import pytest
 from bbgrap_coordinator.artifacts import ArtifactFolders
 from bbgrap_coordinator.models import ModelStore
-from bbgrap_coordinator.planning import LEAST_LIMIT_S, PlanningQueues, limit_s
+from bbgrap_coordinator.planner_process import PlannerProcess, PlannerReply, Task
+from bbgrap_coordinator.planning import LEAST_LIMIT_S, PLANNER, PlanningQueues, limit_s
 
 from bbgrap.cluster import Cluster
 from bbgrap.control.coordinator_events import PlanFailed, Planned
@@ -294,3 +295,22 @@ def test_they_end_when_they_are_closed_whatever_they_do(tmp_path):
         pids = planners.plans.pid, planners.standbys.pid
     assert not any(map(psutil.pid_exists, pids))
     assert desk.answers.empty()
+
+
+def test_one_whose_coordinator_is_killed_leaves_no_files(tmp_path):
+    model, folder = tmp_path / "models" / "tiny" / "model.onnx", tmp_path / "plans" / "1"
+    for path in (model.parent, folder):
+        path.mkdir(parents=True)
+    model.write_bytes(materialize("tiny").read_bytes())
+    child = PlannerProcess.start(PLANNER, "plans")
+    try:
+        assert child.ask(Task(model, "", folder, None), WAIT_S) == PlannerReply()
+        scratch = Path(child.scratch.name)
+        (scratch / "folder").mkdir()
+        (scratch / "folder" / "weights").write_bytes(bytes(1000))
+        child.process.stdin.close()  # as the system does when a coordinator dies
+        child.process.wait(WAIT_S)
+        assert not list(scratch.glob("*"))
+    finally:
+        child.process.kill()
+        child.close()
