@@ -17,6 +17,9 @@ LOAD_S = 60.0
 """How long a load may take, besides its weights. Chosen: a hundred times that of a large model on a laptop."""
 LOAD_BYTES_PER_S = 20e6
 """The slowest disk that weights are read from. Chosen: a memory card."""
+APART_S = 5.0
+"""How much longer a load may take on each next device of a plan. Chosen: what hangs on all of them ends one worker after the other, and one
+that has ended is back before the next one does, so requests of other models have an agent."""
 LONGEST_LOOK_S = 0.3
 """Of the time between two looks, more does not count: this process itself may have been stopped."""
 MAX_DROPPED = 1024
@@ -59,7 +62,7 @@ class WorkerTimeouts:
     def allow(self, deploy: Deploy) -> None:
         """A deployment is to be loaded."""
         weights = {ref.digest: ref.type.nbytes or 0 for segment in deploy.segments for ref in segment.weights.values()}
-        self._allowed[deploy.epoch] = LOAD_S + sum(weights.values()) / LOAD_BYTES_PER_S
+        self._allowed[deploy.epoch] = LOAD_S + sum(weights.values()) / LOAD_BYTES_PER_S + APART_S * deploy.schedule.device
 
     def look(self, doing: WorkerActivity, now: float, *, stopped: bool) -> str:
         """Return why the worker is to be ended, or an empty text."""

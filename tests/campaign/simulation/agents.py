@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 EARLIER_S = 10.0
 LOAD_LIMIT_S = 60.0
+APART_S = 5.0
 CONNECT_S = (0.3, 0.3, 0.5, 0.5, 1.0)
 """How long an agent asks its peers before it says `Deployed`."""
 TRIES_S = (0.3, 0.5)
@@ -49,7 +50,7 @@ class Worker(Process):
         self.name, self.address = agent.name, agent.address
         self.executor = Executor(self, agent.world.data, self._compute, self._done)
         self.loading = 0
-        self.load_began = 0.0
+        self.load_began = self.load_limit_s = 0.0
         self.hangs = False
         self.computing_since = 0.0
         self.recent: dict[int, None] = {}
@@ -239,6 +240,7 @@ class Worker(Process):
             names = tuple(segment.name for segment in deploy.segments)
             costs = [cost_of(name) for name in names]
             self.loading, self.load_began = epoch, self.clock.now
+            self.load_limit_s = LOAD_LIMIT_S + APART_S * deploy.schedule.device
             model = self.world.models[costs[0][0]] if costs else None
             if model is not None and model.trait == "kills on load":
                 self.later(0.01, lambda: self.agent.worker_dies(self, f"it crashed while it loaded {names[0]}", guilty=True))
@@ -351,7 +353,7 @@ class Agent(Process):
                 dropped = min(dropped or (self._before[1], EARLIER_S), (self._before[1], EARLIER_S), key=sum)
             if key is not None and dropped is not None and self.clock.now - max(dropped[0], worker.computing_since) > dropped[1]:
                 self.worker_dies(worker, f"a kernel of request {key[1]} did not end", guilty=True, only="kernel")
-            elif worker.loading and self.clock.now - worker.load_began > LOAD_LIMIT_S:
+            elif worker.loading and self.clock.now - worker.load_began > worker.load_limit_s:
                 self.worker_dies(worker, f"the load of epoch {worker.loading} did not end", guilty=True, only="load")
         # Only while there is something to look at: time is cheap in a simulation, but not free.
         self.tick_later(0.1 if self._dropped or (worker is not None and worker.loading) else 0.5, self._look)

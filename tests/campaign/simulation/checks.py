@@ -14,6 +14,7 @@ from bbgrap.control.scaled_plans import GROWTH, SEARCH_EVERY_S
 from bbgrap.control.variants import ROUNDS, TIMING_S, WARM_UP
 from bbgrap.protocol import client_messages as c
 from bbgrap.protocol import messages as m
+from tests.campaign.simulation.agents import APART_S
 from tests.campaign.simulation.clients import Outcome, Use
 from tests.campaign.simulation.head import NO_PLAN, Head
 from tests.campaign.simulation.laws import state_faults
@@ -200,7 +201,8 @@ class Checks:
         """
         world, slowest = self.world, min(speed for _, speed in self.world.story.agents)
         waiting = sum(world.models[o.use.model].seconds for o in world.outcomes if not o.answers and not o.gone) / slowest
-        return 5.0 + waiting + 2 * sum(self._arrives_within(use, slowest) for use in world.story.uses)
+        hung = APART_S * len(world.story.agents) if any(fault.kind == "loads hang" for fault in world.story.faults) else 0.0
+        return 5.0 + waiting + hung + 2 * sum(self._arrives_within(use, slowest) for use in world.story.uses)
 
     def _arrives_within(self, use: Use, slowest: float) -> float:
         model = self.world.models[use.model]

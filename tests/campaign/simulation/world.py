@@ -8,7 +8,7 @@ from typing import Any
 
 from bbgrap.protocol import messages as m
 from bbgrap.protocol.codec import TO_AGENT, TO_CLIENT, TO_COORDINATOR
-from tests.campaign.simulation.agents import EARLIER_S, Agent, Disk
+from tests.campaign.simulation.agents import EARLIER_S, LOAD_LIMIT_S, Agent, Disk
 from tests.campaign.simulation.checks import Checks
 from tests.campaign.simulation.clients import Client, Outcome, Use
 from tests.campaign.simulation.clock import Clock
@@ -290,7 +290,7 @@ class World:
                 agent.worker.resume()
             agent.resume()
             if agent.worker is not None and agent.worker.hangs:
-                agent.worker.load_began = -1e9
+                agent.worker.load_began = self.clock.now - LOAD_LIMIT_S
         for client in self.clients:
             client.to_head.heal()
             client.from_head.heal()
