@@ -41,6 +41,7 @@ def share(cluster):
 
 
 def sent_bytes():
+    """What all processes of this machine have sent each other by its network."""
     devices = Path("/proc/net/dev").read_text().splitlines()
     return next(int(line.split()[9]) for line in devices if line.split()[0] == "lo:")
 
@@ -49,9 +50,14 @@ def test_what_devices_send_each_other_does_not_go_over_the_network(shared):
     session = bbgrap.InferenceSession(tiny.model_bytes(), cluster=shared.connection, planner="bbgrap")
     asks(session, 2)
     share(shared)
-    before = sent_bytes()
-    asks(session, 20)
-    assert sent_bytes() - before < 20 * 4 * 4 * ROWS / 2, "half of what the inputs have"
+    sent = []
+    for _ in range(20):  # until other programs are quiet: what they send comes on top
+        before = sent_bytes()
+        asks(session, 20)
+        sent.append(sent_bytes() - before)
+        if sent[-1] < 20 * 4 * 4 * ROWS / 2:  # half of what the inputs have
+            return
+    pytest.fail(f"with 20 inputs of {4 * 4 * ROWS} bytes at least {min(sent)} were sent")
 
 
 def test_a_new_worker_shares_again(fresh):
