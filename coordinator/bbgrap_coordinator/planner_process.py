@@ -29,6 +29,8 @@ _END_S = 1.0
 FAULTS = frozenset({Fault.MODEL, Fault.INPUT, Fault.PLAN, Fault.PROGRAM, Fault.USAGE, Fault.CLUSTER_FILE, Fault.EXECUTION})
 """What a planner may say; others would have clients ask again for ever."""
 
+SCRATCH = "bbgrap-planner-"
+"""How the name begins of the folder where a planner keeps files while it works."""
 MAX_REPLY_BYTES = 1 << 20
 MAX_TRACE = 4096
 """Letters of a traceback, which is cut in the middle."""
@@ -90,10 +92,6 @@ class PlannerReply:
         except (ValueError, RecursionError):  # no JSON, or no `Fault`
             pass
         raise PlanError(f"its answer of {len(content)} bytes is none")
-
-
-SCRATCH = "bbgrap-planner-"
-"""How the name begins of the folder where a planner keeps files while it works."""
 
 
 class PlannerKilledError(ExecutionError):
