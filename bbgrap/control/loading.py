@@ -278,9 +278,12 @@ class Loading:
         return concerned
 
     def back(self, member: Member, holds: Sequence[int], now: float) -> tuple[tuple[int, ...], list[CoordinatorInstruction]]:
-        """Take an agent back; returns the epochs that it shall keep, and what is to be said after it has been welcomed."""
+        """Take an agent back; returns the epochs that it shall keep, and what is to be said after it has been welcomed.
+
+        What it has lost it loads in the order in which it is needed: models that were asked for last, and whole ones before their plans.
+        """
         kept, done = [], list[CoordinatorInstruction]()
-        for variant in self.of_member(member.name):
+        for variant in sorted(self.of_member(member.name), key=lambda variant: (-variant.plan.asked, not variant.plan.is_standby)):
             if member.name not in variant.away:
                 continue
             del variant.away[member.name]

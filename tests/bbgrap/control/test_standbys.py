@@ -196,3 +196,27 @@ def test_of_nodes_that_are_as_fast_the_one_beside_the_coordinator_comes_first():
     (standby,) = wire.coordinator.standbys.by_model.values()
     assert "head" in standby.variants[0].parts
     assert sorted(name for variant in standby.variants for name in variant.parts) == ["a", "head"]
+
+
+def test_an_agent_that_comes_back_loads_first_what_was_asked_for_last(wire):
+    for number in range(4):
+        bring(wire, number)
+    wire.wait(1.0)
+    wire.until_answered(wire.run())
+    wire.crash(wire.agent("b"))
+    wire.pass_time(2.0)
+    loaded = []
+    carry = wire.carry_agent
+
+    def watch(agent, instruction):
+        if isinstance(instruction, ae.Load) and agent.name == "b":
+            variant = wire.coordinator.loading.find(instruction.deploy.epoch)
+            loaded.append((variant.plan.model, variant.plan.is_standby))
+        carry(agent, instruction)
+
+    wire.carry_agent = watch
+    wire.add_agent("b")
+    wire.settle()
+    assert len(loaded) > 4
+    assert loaded[0] == (MODEL, True)
+    assert {model for model, _ in loaded[: sum(model == MODEL for model, _ in loaded)]} == {MODEL}
