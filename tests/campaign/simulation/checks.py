@@ -7,6 +7,8 @@ from collections import Counter
 from itertools import islice
 from typing import TYPE_CHECKING
 
+from bbgrap_agent.worker_timeouts import APART_S, EARLIER_S
+
 from bbgrap.control.loading import RESEND_S
 from bbgrap.control.planning import NO_ROOM, ONE_NODE
 from bbgrap.control.plans import ServedPlan
@@ -14,7 +16,6 @@ from bbgrap.control.scaled_plans import GROWTH, SEARCH_EVERY_S
 from bbgrap.control.variants import ROUNDS, TIMING_S, WARM_UP
 from bbgrap.protocol import client_messages as c
 from bbgrap.protocol import messages as m
-from tests.campaign.simulation.agents import APART_S, EARLIER_S
 from tests.campaign.simulation.clients import Outcome, Use
 from tests.campaign.simulation.head import NO_PLAN, Head
 from tests.campaign.simulation.laws import state_faults

@@ -14,11 +14,11 @@ from bbgrap.control.planned_variant import PlannedVariant
 from bbgrap.control.saved_state import SavedState, StoredPlan
 from bbgrap.errors import RemoteProtocolError
 from bbgrap.protocol import client_messages as c
-from tests.campaign.simulation.agents import record_of
 from tests.campaign.simulation.clock import Process
 from tests.campaign.simulation.executor import Deployment, Executor, Key
 from tests.campaign.simulation.models import scaled, standby_of, variants_of
 from tests.campaign.simulation.network import Frame
+from tests.campaign.simulation.workers import record_of
 
 if TYPE_CHECKING:
     from tests.campaign.simulation.world import World

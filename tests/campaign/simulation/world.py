@@ -6,15 +6,18 @@ import random
 from collections import Counter
 from typing import Any
 
+from bbgrap_agent.worker_timeouts import EARLIER_S, LOAD_S
+
 from bbgrap.protocol import messages as m
 from bbgrap.protocol.codec import TO_AGENT, TO_CLIENT, TO_COORDINATOR
-from tests.campaign.simulation.agents import EARLIER_S, LOAD_LIMIT_S, Agent, Disk
+from tests.campaign.simulation.agents import Agent
 from tests.campaign.simulation.checks import Checks
 from tests.campaign.simulation.clients import Client, Outcome, Use
 from tests.campaign.simulation.clock import Clock
 from tests.campaign.simulation.head import Head, HeadDisk
 from tests.campaign.simulation.network import DataNetwork, Line
 from tests.campaign.simulation.story import Fault, Story, Wish
+from tests.campaign.simulation.workers import Disk
 
 CODECS = {"head": TO_COORDINATOR, "agent": TO_AGENT, "client": TO_CLIENT}
 MAILBOX = 2000
@@ -290,7 +293,7 @@ class World:
                 agent.worker.resume()
             agent.resume()
             if agent.worker is not None and agent.worker.hangs:
-                agent.worker.load_began = self.clock.now - LOAD_LIMIT_S
+                agent.worker.load_began = self.clock.now - LOAD_S
         for client in self.clients:
             client.to_head.heal()
             client.from_head.heal()
