@@ -58,7 +58,7 @@ AGENT: list[Any] = [
     m.LinksMeasured(1, PROFILE.links, ""),
     m.LinksTried(1, (0, 2)),
     m.LinkBroken("tcp://a:1", "reset"),
-    m.WorkerLost("SIGFPE", 7, 8, True),
+    m.WorkerLost("SIGFPE", 7, 8, m.EndedBy.CRASH),
     i.Inspected(1, FACTS),
     m.Leave("bye"),
 ]

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bbgrap.doctor.cgroups import folders_of
+from bbgrap.protocol.messages import EndedBy
 from bbgrap_agent.progress import WorkerActivity
 
 _CRASHES = frozenset({signal.SIGSEGV, signal.SIGFPE, signal.SIGABRT, signal.SIGBUS, signal.SIGILL})
@@ -24,7 +25,7 @@ class ExitCause:
     """How a worker ended; `words` continue a sentence that begins with "the worker", `details` end it."""
 
     words: str
-    guilty: bool
+    ended_by: EndedBy
     details: str = ""
 
 
@@ -38,18 +39,18 @@ def cause_of(returncode: int, *, ended_because: str = "", oom_kills: int = 0, da
         damaged: Which files of its weights cache were damaged, if it was ended by SIGBUS.
     """
     if ended_because:
-        return ExitCause(f"was ended by its nanny: {ended_because}", guilty=True)
+        return ExitCause(f"was ended by its nanny: {ended_because}", EndedBy.NANNY)
     if returncode >= 0:
-        return ExitCause(f"ended with status {returncode}", guilty=False)
+        return ExitCause(f"ended with status {returncode}", EndedBy.OUTSIDE)
     try:
         name = signal.Signals(-returncode).name
     except ValueError:
         name = f"signal {-returncode}"
     if -returncode == signal.SIGKILL and oom_kills > 0:
-        return ExitCause("was ended by the system: out of memory", guilty=True)
+        return ExitCause("was ended by the system: out of memory", EndedBy.MEMORY)
     if damaged:
-        return ExitCause(f"was ended by {name}", guilty=False, details=f"damaged in its weights cache, and loaded anew: {damaged}")
-    return ExitCause(f"was ended by {name}", guilty=-returncode in _CRASHES)
+        return ExitCause(f"was ended by {name}", EndedBy.OUTSIDE, details=f"damaged in its weights cache, and loaded anew: {damaged}")
+    return ExitCause(f"was ended by {name}", EndedBy.CRASH if -returncode in _CRASHES else EndedBy.OUTSIDE)
 
 
 def sentence_of(cause: ExitCause, doing: WorkerActivity) -> str:

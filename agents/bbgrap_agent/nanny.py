@@ -250,7 +250,7 @@ class Nanny:
         self._child = None
         self._due = now
         if child.ready:
-            return events.WorkerDied(reason, doing.epoch, doing.request, doing.loading, cause.guilty, recent)
+            return events.WorkerDied(reason, doing.epoch, doing.request, doing.loading, cause.ended_by, recent)
         self._failures += event.returncode > 0
         _log.warning("%s before it was ready; the next one starts in %.1f s", reason, self._backoff_s)
         self._back_off(now)

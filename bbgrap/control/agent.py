@@ -240,7 +240,7 @@ class AgentMachine:
 
     def _on_worker_died(self, event: WorkerDied) -> list[AgentInstruction]:
         self._worker_ready = False
-        lost = WorkerLost(event.reason, event.epoch, event.request, event.guilty, event.loading)
+        lost = WorkerLost(event.reason, event.epoch, event.request, event.ended_by, event.loading)
         return [
             LogLine(event.reason),
             ToCoordinator(lost),

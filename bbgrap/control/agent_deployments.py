@@ -217,12 +217,12 @@ class AgentDeployments:
         # A worker that has not loaded all again before it ended knows of those only that it had.
         recent = (*event.recent, *(epoch for epoch in self._recent if epoch not in event.recent))
         self._recent = tuple(epoch for epoch in recent if epoch in self.by_epoch)
-        in_doubt = event.guilty and event.epoch > 0
+        in_doubt = event.ended_by.guilty and event.epoch > 0
         self._doubtful = event.loading if in_doubt else 0
         done: list[AgentInstruction] = []
         for epoch, deployment in list(self.by_epoch.items()):
             deployment.missing = set()
-            if event.guilty and not in_doubt and epoch == event.loading and deployment.tracker.state == "loading":
+            if event.ended_by.guilty and not in_doubt and epoch == event.loading and deployment.tracker.state == "loading":
                 deployment.tracker.move("ended the worker")
                 del self.by_epoch[epoch]
                 done.append(ToCoordinator(DeploymentFailed(epoch, event.reason)))

@@ -11,6 +11,7 @@ from bbgrap.protocol.messages import (
     AgentMessage,
     AnswerPings,
     Deploy,
+    EndedBy,
     Heartbeat,
     Join,
     LinkBroken,
@@ -88,7 +89,7 @@ class WorkerReady:
 class WorkerDied:
     """The worker ended, and with it all that it had loaded; a new one is being started.
 
-    `epoch` and `request` are what it computed then, `loading` is the epoch that it loaded (zeros: nothing); `guilty` as in `WorkerLost`.
+    `epoch` and `request` are what it computed then, `loading` is the epoch that it loaded (zeros: nothing).
     `recent` are the epochs that have computed, the last one first.
     """
 
@@ -96,7 +97,7 @@ class WorkerDied:
     epoch: int
     request: int
     loading: int
-    guilty: bool
+    ended_by: EndedBy
     recent: tuple[int, ...] = ()
 
 

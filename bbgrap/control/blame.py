@@ -17,19 +17,27 @@ from bbgrap.control.membership import Member
 from bbgrap.control.planning import Planning
 from bbgrap.control.plans import MAX_DEATHS, Request, ServedPlan, Variant
 from bbgrap.protocol.client_messages import Fault
-from bbgrap.protocol.messages import WorkerLost
+from bbgrap.protocol.messages import EndedBy, WorkerLost
+
+
+@dataclass(frozen=True, slots=True)
+class _Death:
+    """How the worker of a member ended."""
+
+    member: Member
+    ended_by: EndedBy
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class _Doubt:
     """A worker was ended while it loaded an epoch and computed for another one."""
 
-    member: Member
+    death: _Death
     loading: int
     epoch: int
     request: Request | None
     run: int
-    reason: str
 
 
 class Blame:
@@ -47,8 +55,8 @@ class Blame:
     def worker_ended(self, member: Member, message: WorkerLost) -> list[CoordinatorInstruction]:
         """Find out what has ended a worker.
 
-        One that computed and loaded at once says nothing of either, unless one of them alone has ended another worker before: it loads
-        that again first, alone, and then it is known.
+        One that computed and loaded at once says nothing of either, unless one of them alone has ended another worker in the same way
+        before: it loads that again first, alone, and then it is known.
         """
         if self._ended.get(member.name) == (member.number, message):
             return []
@@ -56,18 +64,18 @@ class Blame:
         doubt = self._doubts.pop(member.name, None)
         if doubt is not None and doubt.request is not None and message.loading == doubt.loading and not message.epoch:
             doubt.request.blamed = ""
-        request = self.requests.table.find(message.request)
+        request, death = self.requests.table.find(message.request), _Death(member, message.ended_by, message.reason)
         if message.epoch and message.loading:
-            computed, loaded = self._deaths(message.epoch), self._deaths(message.loading)
+            computed, loaded = (self._has_ended_one(epoch, message.ended_by) for epoch in (message.epoch, message.loading))
             if loaded and not computed:
-                return self._blame(member, message.loading, None, 0, message.reason)
+                return self._blame(death, message.loading, None, 0)
             if computed and not loaded and self._has_never_answered(message.epoch):
-                return self._blame(member, message.epoch, request, message.request, message.reason)
-            self._doubts[member.name] = _Doubt(member, message.loading, message.epoch, request, message.request, message.reason)
+                return self._blame(death, message.epoch, request, message.request)
+            self._doubts[member.name] = _Doubt(death, message.loading, message.epoch, request, message.request)
             if request is not None:
                 request.blamed = member.name
             return []
-        return self._blame(member, message.epoch or message.loading, request, message.request, message.reason)
+        return self._blame(death, message.epoch or message.loading, request, message.request)
 
     def cleared(self, member: Member, epoch: int) -> list[CoordinatorInstruction]:
         """Note that an agent has loaded an epoch: if that was in doubt, what was computed beside it is to blame."""
@@ -75,27 +83,31 @@ class Blame:
         if doubt is None or doubt.loading != epoch:
             return []
         del self._doubts[member.name]
-        return self._blame(member, doubt.epoch, doubt.request, doubt.run, doubt.reason) if doubt.member is member else []
+        return self._blame(doubt.death, doubt.epoch, doubt.request, doubt.run) if doubt.death.member is member else []
 
-    def _blame(self, member: Member, epoch: int, request: Request | None, run: int, reason: str) -> list[CoordinatorInstruction]:
+    def _blame(self, death: _Death, epoch: int, request: Request | None, run: int) -> list[CoordinatorInstruction]:
         variant = self.loading.find(epoch)
         if variant is None:
             return []
         plan = variant.plan
         if request is not None:
-            request.blamed = member.name
+            request.blamed = death.member.name
             if run == plan.deadly:
                 # This run has ended another worker, too: that counts once. The request may have another number by now.
                 return []
             plan.deadly = run
-        plan.deaths.append(f"'{member.name}': {reason}")
-        deaths = self._deaths(epoch)
+        plan.deaths.append((death.ended_by, f"'{death.member.name}': {death.reason}"))
+        deaths = [words for _, words in self._deaths(epoch)]
         return self._quarantine(plan, variant, request, self._alike(plan), deaths) if len(deaths) >= MAX_DEATHS else []
 
-    def _deaths(self, epoch: int) -> list[str]:
+    def _deaths(self, epoch: int) -> list[tuple[EndedBy, str]]:
         """Return how the workers ended that a plan with an epoch has ended, or one of those that count together with it."""
         variant = self.loading.find(epoch)
         return [] if variant is None else [death for plan in self._alike(variant.plan) for death in plan.deaths]
+
+    def _has_ended_one(self, epoch: int, ended_by: EndedBy) -> bool:
+        """Return whether a worker has ended so before; what wanted memory once does not crash for that, nor the other way round."""
+        return any(before is ended_by for before, _ in self._deaths(epoch))
 
     def _has_never_answered(self, epoch: int) -> bool:
         variant = self.loading.find(epoch)

@@ -287,7 +287,7 @@ class CoordinatorMachine:
 
     def _on_worker_lost(self, member: Member, message: WorkerLost, now: float) -> list[CoordinatorInstruction]:
         told = Log(f"the worker of agent '{member.name}' ended: {message.reason}", event="worker lost", node=member.name)
-        blamed = self.blame.worker_ended(member, message) if message.guilty else []
+        blamed = self.blame.worker_ended(member, message) if message.ended_by.guilty else []
         variants = self.loading.load_again(member, now)
         self.recovery.let_go(now, member.name)
         return [told, *blamed, *self.recovery.lose_agent(member, variants)]

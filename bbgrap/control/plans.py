@@ -26,7 +26,7 @@ from bbgrap.control.variants import InFlightQueue, LeastFinishTime, Policy, Timi
 from bbgrap.planners.options import PlanOptions
 from bbgrap.protocol.addresses import split_place
 from bbgrap.protocol.client_messages import Fault, ModelFile, ModelPrepared, RunModel
-from bbgrap.protocol.messages import Deploy, Peer
+from bbgrap.protocol.messages import Deploy, EndedBy, Peer
 from bbgrap.protocol.tensors import Inputs
 
 Caller = tuple[RoutingId, int]
@@ -212,8 +212,8 @@ class ServedPlan:
     """How often each node could not load it since `failed` was empty."""
     timed: int = 0
     """The newest job whose variants have been timed."""
-    deaths: list[str] = field(default_factory=list)
-    """How workers ended that it has ended, in words."""
+    deaths: list[tuple[EndedBy, str]] = field(default_factory=list)
+    """How workers ended that it has ended, and the same in words."""
     deadly: int = 0
     """The run that has ended the latest of them."""
     quarantine: str = ""

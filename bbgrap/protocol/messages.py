@@ -11,6 +11,7 @@ frames of its own, uncopied. A message may arrive twice or not at all, so every 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum
 from typing import Annotated
 
 from bbgrap.cluster.types import LinkProfile, NodeProfile
@@ -29,7 +30,7 @@ from bbgrap.protocol.limits import (
 from bbgrap.runtime.recording import Record
 from bbgrap.runtime.schedule import Schedule
 
-PROTOCOL_VERSION = 8
+PROTOCOL_VERSION = 9
 
 BytesLike = bytes | memoryview
 Chunk = Annotated[tuple[BytesLike, ...], Payload(frames=1, frame_bytes=MAX_CHUNK_BYTES)]
@@ -184,19 +185,32 @@ class LinkBroken:
     reason: Text
 
 
+class EndedBy(Enum):
+    """What ended a worker: what it did (a crash, memory, its nanny when that took too long), or something from outside."""
+
+    CRASH = "crash"
+    MEMORY = "memory"
+    NANNY = "nanny"
+    OUTSIDE = "outside"
+
+    @property
+    def guilty(self) -> bool:
+        """Whether what the worker did ended it."""
+        return self is not EndedBy.OUTSIDE
+
+
 @dataclass(frozen=True, slots=True)
 class WorkerLost:
     """The process that computes ended, and all that ran on it; `reason` says how, in words.
 
     `epoch` and `request` are what it computed then, `loading` is the epoch that it loaded (zeros: nothing).
-    `guilty`: that ended it (a crash, memory, a kernel that
-    never ends), nobody from outside. Deployments that it had loaded are loaded again by themselves, and told as `Deployed`.
+    Deployments that it had loaded are loaded again by themselves, and told as `Deployed`.
     """
 
     reason: Text
     epoch: int
     request: int
-    guilty: bool
+    ended_by: EndedBy
     loading: int = 0
 
 

@@ -36,7 +36,7 @@ def test_a_killed_worker_is_replaced_and_serves_what_it_served(coordinator, agen
     assert coordinator.beat(lambda beat: beat.steps > 0).used_bytes > 10 << 20
     worker = coordinator.worker_of(agent)
     worker.kill()
-    assert coordinator.next(m.WorkerLost) == m.WorkerLost("the worker was ended by SIGKILL", 0, 0, guilty=False)
+    assert coordinator.next(m.WorkerLost) == m.WorkerLost("the worker was ended by SIGKILL", 0, 0, ended_by=m.EndedBy.OUTSIDE)
     assert coordinator.next(m.Deployed).epoch == EPOCH
     coordinator.plane.disconnect(address)
     coordinator.ask(address, EPOCH, 2, (3, 4))
@@ -51,7 +51,7 @@ def test_a_model_that_crashes_while_it_is_loaded_is_not_loaded_again(coordinator
     coordinator.deployed(EPOCH, adding(), address)
     coordinator.deploy(NEXT, crashing(), address)
     lost = coordinator.next(m.WorkerLost)
-    assert lost == m.WorkerLost(f"the worker was ended by SIGFPE while loading epoch {NEXT}", 0, 0, guilty=True, loading=NEXT)
+    assert lost == m.WorkerLost(f"the worker was ended by SIGFPE while loading epoch {NEXT}", 0, 0, ended_by=m.EndedBy.CRASH, loading=NEXT)
     assert coordinator.next(m.DeploymentFailed) == m.DeploymentFailed(NEXT, lost.reason)
     assert coordinator.next(m.Deployed).epoch == EPOCH
     coordinator.ask(address, EPOCH, 2, (3, 4))
@@ -64,7 +64,7 @@ def test_a_model_that_crashes_at_a_request_names_it(coordinator, agent):
     coordinator.deployed(EPOCH, dividing(), address)
     coordinator.ask(address, EPOCH, 5, (1, -1))
     reason = f"the worker was ended by SIGFPE while computing request 5 of epoch {EPOCH}"
-    assert coordinator.next(m.WorkerLost) == m.WorkerLost(reason, EPOCH, 5, guilty=True)
+    assert coordinator.next(m.WorkerLost) == m.WorkerLost(reason, EPOCH, 5, ended_by=m.EndedBy.CRASH)
     assert coordinator.next(m.Deployed).epoch == EPOCH
 
 
@@ -95,13 +95,13 @@ def test_a_worker_that_ends_by_a_damaged_file_goes_on_without_it_and_no_model_is
         # As the system does where a page of the file is read that is gone: while weights are copied, some milliseconds of a load.
         coordinator.worker_of(agent).send_signal(signal.SIGBUS)
         reason = f"damaged in its weights cache, and loaded anew: '{file.name}': it has 5000 bytes, expected {128 + table.nbytes}"
-        assert coordinator.next(m.WorkerLost) == m.WorkerLost(f"the worker was ended by SIGBUS; {reason}", 0, 0, guilty=False)
+        assert coordinator.next(m.WorkerLost) == m.WorkerLost(f"the worker was ended by SIGBUS; {reason}", 0, 0, ended_by=m.EndedBy.OUTSIDE)
         coordinator.loaded(EPOCH, table)
         coordinator.plane.disconnect(address)
         coordinator.ask(address, EPOCH, request, (60_000, 0))
         assert coordinator.answer(request) == [60_000, 0]
     coordinator.worker_of(agent).send_signal(signal.SIGBUS)
-    assert coordinator.next(m.WorkerLost) == m.WorkerLost("the worker was ended by SIGBUS", 0, 0, guilty=True)
+    assert coordinator.next(m.WorkerLost) == m.WorkerLost("the worker was ended by SIGBUS", 0, 0, ended_by=m.EndedBy.CRASH)
 
 
 @pytest.mark.faults
@@ -116,7 +116,7 @@ def test_a_kernel_that_does_not_end_ends_its_worker_once_nobody_waits(coordinato
     assert not any(isinstance(message, m.WorkerLost) for message in coordinator.heard)
     coordinator.say(m.Abandon(EPOCH, 7, 0.5))
     lost = coordinator.next(m.WorkerLost)
-    assert (lost.epoch, lost.request, lost.guilty) == (EPOCH, 7, True)
+    assert (lost.epoch, lost.request, lost.ended_by) == (EPOCH, 7, m.EndedBy.NANNY)
     assert "ended by its nanny: a kernel of request 7 did not end within its deadline" in lost.reason
     assert coordinator.next(m.Deployed).epoch == EPOCH
     assert coordinator.beat(lambda beat: True).request == 0

@@ -44,8 +44,8 @@ class Driven:
             if ready:
                 self.handle(ae.DeploymentLoaded(epoch, 0.5))
 
-    def die(self, epoch=0, request=0, loading=0, *, guilty=False):
-        return self.handle(ae.WorkerDied(DIED, epoch, request, loading, guilty))
+    def die(self, epoch=0, request=0, loading=0, *, ended_by=m.EndedBy.OUTSIDE):
+        return self.handle(ae.WorkerDied(DIED, epoch, request, loading, ended_by))
 
     def ready(self):
         return self.handle(ae.WorkerReady(self.machine.join))
@@ -85,7 +85,7 @@ def test_what_a_dead_worker_had_is_loaded_by_the_next_one():
     agent.deploy(1)
     agent.deploy(2, ready=False)
     agent.die(1, 9)
-    assert agent.said == [m.WorkerLost(DIED, 1, 9, guilty=False)]
+    assert agent.said == [m.WorkerLost(DIED, 1, 9, ended_by=m.EndedBy.OUTSIDE)]
     assert agent.asked == []
     agent.ready()
     assert [i.epoch for i in agent.asked] == [1, 2]
@@ -121,15 +121,15 @@ def test_weights_that_a_dead_worker_had_in_part_are_asked_for_again():
     assert agent.said == [m.WeightsMissing(1, (digest,))]
 
 
-@pytest.mark.parametrize("guilty", [False, True])
-def test_what_was_being_loaded_is_dropped_if_it_ended_the_worker(guilty):
+@pytest.mark.parametrize("ended_by", m.EndedBy)
+def test_what_was_being_loaded_is_dropped_if_it_ended_the_worker(ended_by):
     agent = Driven()
     agent.deploy(1)
     agent.deploy(2, ready=False)
-    agent.die(loading=2, guilty=guilty)
-    assert agent.said == [m.WorkerLost(DIED, 0, 0, guilty, loading=2), *([m.DeploymentFailed(2, DIED)] if guilty else [])]
+    agent.die(loading=2, ended_by=ended_by)
+    assert agent.said == [m.WorkerLost(DIED, 0, 0, ended_by, loading=2), *([m.DeploymentFailed(2, DIED)] if ended_by.guilty else [])]
     agent.ready()
-    assert [i.epoch for i in agent.asked] == ([1] if guilty else [1, 2])
+    assert [i.epoch for i in agent.asked] == ([1] if ended_by.guilty else [1, 2])
 
 
 def test_what_comes_while_there_is_no_worker_waits_for_the_next_one():
@@ -201,14 +201,14 @@ def test_a_coordinator_that_returns_learns_of_the_worker_that_died_meanwhile():
     agent.silence()
     agent.tick(0.5)
     assert agent.said[0].holds == (1,)
-    agent.die(loading=2, guilty=True)
+    agent.die(loading=2, ended_by=m.EndedBy.CRASH)
     agent.tick(0.5)
     assert agent.said[0].holds == ()
     # The coordinator has heard the first word only.
     agent.tell(m.Welcome(2, 0.1, 0.6, keep=(1, 2)))
     assert agent.said == [
         m.Heartbeat(),
-        m.WorkerLost(DIED, 0, 0, guilty=True, loading=2),
+        m.WorkerLost(DIED, 0, 0, ended_by=m.EndedBy.CRASH, loading=2),
         m.DeploymentFailed(2, "the agent does not have it any more"),
     ]
     agent.ready()
@@ -281,8 +281,8 @@ def test_what_was_loaded_while_a_crash_computed_is_loaded_first():
     agent = Driven()
     agent.deploy(1)
     agent.deploy(2, ready=False)
-    agent.handle(ae.WorkerDied(DIED, 1, 9, 2, guilty=True))
-    assert m.WorkerLost(DIED, 1, 9, guilty=True, loading=2) in agent.said
+    agent.handle(ae.WorkerDied(DIED, 1, 9, 2, ended_by=m.EndedBy.CRASH))
+    assert m.WorkerLost(DIED, 1, 9, ended_by=m.EndedBy.CRASH, loading=2) in agent.said
     assert not any(isinstance(message, m.DeploymentFailed) for message in agent.said)
     agent.ready()
     assert [i.epoch for i in agent.asked] == [2, 1]
@@ -292,13 +292,13 @@ def test_what_computed_last_is_loaded_again_first():
     """Also when the next worker ends before it has loaded all; what computes no more is forgotten with its deployment."""
     agent = Driven()
     agent.deploy(1, 2, 3, 4, 5)
-    agent.handle(ae.WorkerDied(DIED, 0, 0, 0, guilty=False, recent=(4, 2)))
+    agent.handle(ae.WorkerDied(DIED, 0, 0, 0, ended_by=m.EndedBy.OUTSIDE, recent=(4, 2)))
     agent.ready()
     assert [i.epoch for i in agent.asked] == [4, 2, 1, 3, 5]
-    agent.handle(ae.WorkerDied(DIED, 0, 0, 0, guilty=False, recent=(5, 4)))
+    agent.handle(ae.WorkerDied(DIED, 0, 0, 0, ended_by=m.EndedBy.OUTSIDE, recent=(5, 4)))
     agent.ready()
     assert [i.epoch for i in agent.asked] == [5, 4, 2, 1, 3]
     agent.tell(m.Release(4))
-    agent.handle(ae.WorkerDied(DIED, 0, 0, 3, guilty=False, recent=(99,)))
+    agent.handle(ae.WorkerDied(DIED, 0, 0, 3, ended_by=m.EndedBy.OUTSIDE, recent=(99,)))
     agent.ready()
     assert [i.epoch for i in agent.asked] == [5, 2, 1, 3]

@@ -13,7 +13,7 @@ from bbgrap.control.coordinator import CoordinatorMachine
 from bbgrap.control.saved_state import SavedState
 from bbgrap.errors import RemoteProtocolError
 from bbgrap.protocol import client_messages as c
-from bbgrap.protocol.messages import Heartbeat
+from bbgrap.protocol.messages import EndedBy, Heartbeat
 from tests.bbgrap.control.tiny_plans import FILE, plan_of, standby_of
 from tests.bbgrap.control.wire import introduction
 from tests.bbgrap.protocol.test_codec import AGENT, ANSWERS, CLIENT, COMMANDS
@@ -55,7 +55,7 @@ def test_agent(moves, data):
         if worker in {"dies", "crashes"} and ready:
             ready = False
             loading = data.draw(st.sampled_from([0, *machine.deployments]))
-            events = [ae.WorkerDied("gone", 0, 0, loading, worker == "crashes"), *events]
+            events = [ae.WorkerDied("gone", 0, 0, loading, EndedBy.CRASH if worker == "crashes" else EndedBy.OUTSIDE), *events]
         while events:
             try:
                 done = machine.handle(events.pop(0), now)

@@ -60,7 +60,7 @@ def test_a_request_that_loses_its_agents_run_after_run_is_given_up_and_no_other(
         agent = wire.agent(wire.nodes_of(start)[0])
         lost.append(agent.name)
         # Not by anything it computes, and it is back at once.
-        wire.to_agent(agent, ae.WorkerDied("the worker was ended by SIGKILL", 0, 0, 0, guilty=False))
+        wire.to_agent(agent, ae.WorkerDied("the worker was ended by SIGKILL", 0, 0, 0, ended_by=m.EndedBy.OUTSIDE))
         wire.to_agent(agent, ae.WorkerReady(introduction(agent.name)))
         wire.deliver_all()
     assert len(lost) == MAX_LOSSES
@@ -124,10 +124,10 @@ def test_refusals_are_readable():
         b"2", m.Refused("the name 'a' is taken by a live agent; choose another with --name", retry=True)
     )
     assert told == coordinator_instructions.Audit("refused", {"agent": "a", "id": "32"}, {"reason": taken.message.reason})
-    other, *_ = coordinator.handle(ce.FromPeer(b"3", introduction("c", protocol=9)), 0.1)
+    other, *_ = coordinator.handle(ce.FromPeer(b"3", introduction("c", protocol=m.PROTOCOL_VERSION + 1)), 0.1)
     assert isinstance(other, coordinator_instructions.ToAgent)
     assert other.message == m.Refused(
-        f"agent 'c' speaks protocol 9 (bbgrap 0.1.0), this coordinator {m.PROTOCOL_VERSION} (bbgrap 0.1.0); "
+        f"agent 'c' speaks protocol {m.PROTOCOL_VERSION + 1} (bbgrap 0.1.0), this coordinator {m.PROTOCOL_VERSION} (bbgrap 0.1.0); "
         "install the same bbgrap on all machines",
         retry=False,
     )

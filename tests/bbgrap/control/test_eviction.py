@@ -16,6 +16,7 @@ from bbgrap.graph.types import DType, TensorType
 from bbgrap.graph.weights import digest_of
 from bbgrap.planners.options import PlanOptions
 from bbgrap.protocol import client_messages as c
+from bbgrap.protocol.messages import EndedBy
 from tests.bbgrap.control.tiny_plans import plan_of, standby_of
 from tests.bbgrap.control.wire import MODEL, joined_wire
 
@@ -162,7 +163,7 @@ def test_a_new_model_does_not_wait_behind_those_that_a_new_worker_loads_again(mo
     wire = joined_wire("a", "b")
     for top in range(1, 1 + models):
         use(wire, top)
-    wire.to_agent(wire.agent("a"), ae.WorkerDied("it was ended", 0, 0, 0, guilty=False))
+    wire.to_agent(wire.agent("a"), ae.WorkerDied("it was ended", 0, 0, 0, ended_by=EndedBy.OUTSIDE))
     wire.deliver_all()
     wire.call(lambda number: c.PrepareModel(number, MODEL, {"x": (2, 2)}, PlanOptions("auto", top=(("y", 10),)), wait=False))
     wire.deliver_all()

@@ -40,7 +40,7 @@ def test_what_ends_a_worker_is_not_run_elsewhere_although_its_connection_breaks_
     link_breaks(wire, name)
     wire.pass_time(0.1)
     assert not wire.started
-    say(wire, name, m.WorkerLost("the worker was ended by SIGFPE", start.epoch, start.request, guilty=True))
+    say(wire, name, m.WorkerLost("the worker was ended by SIGFPE", start.epoch, start.request, ended_by=m.EndedBy.CRASH))
     for _ in range(5):
         wire.pass_time(0.1)
         assert all(wire.parts[other.epoch] == wire.parts[start.epoch] for other in wire.started.values())
@@ -54,7 +54,7 @@ def test_the_second_worker_that_a_request_ends_is_the_last_one():
         start, (name,) = started(wire)
         if breaks_first:
             link_breaks(wire, name)
-        say(wire, name, m.WorkerLost("the worker was ended by SIGFPE", start.epoch, start.request, guilty=True))
+        say(wire, name, m.WorkerLost("the worker was ended by SIGFPE", start.epoch, start.request, ended_by=m.EndedBy.CRASH))
         for _ in range(5):
             wire.pass_time(0.1)
             wire.deliver_all()
@@ -69,7 +69,7 @@ def test_what_ran_on_a_worker_that_was_killed_runs_elsewhere_at_once():
     wire.deliver_all()
     start, (name,) = started(wire)
     link_breaks(wire, name)
-    say(wire, name, m.WorkerLost("the worker was ended by SIGKILL", start.epoch, start.request, guilty=False))
+    say(wire, name, m.WorkerLost("the worker was ended by SIGKILL", start.epoch, start.request, ended_by=m.EndedBy.OUTSIDE))
     assert started(wire)[1] != (name,)
 
 
@@ -98,7 +98,7 @@ def test_an_agent_whose_worker_starts_anew_is_not_taken_for_unreachable(loads):
     wire = ready_wire("a", "b")
     epochs = set(wire.coordinator.loading.by_epoch)
     if loads:
-        say(wire, "a", m.WorkerLost("the worker was ended by SIGKILL", 0, 0, guilty=False))
+        say(wire, "a", m.WorkerLost("the worker was ended by SIGKILL", 0, 0, ended_by=m.EndedBy.OUTSIDE))
     wire.cut = {frozenset(("a", "b"))}
     say(wire, "b", m.LinkBroken(wire.coordinator.members.by_name["a"].join.data_address, "reset"))
     wire.deliver_all()
@@ -112,7 +112,7 @@ def test_a_model_that_has_ended_two_workers_ends_none_after_the_coordinator_was_
     for _ in range(2):
         wire.deliver_all()
         start, (name,) = started(wire)
-        say(wire, name, m.WorkerLost("the worker was ended by SIGFPE", start.epoch, start.request, guilty=True))
+        say(wire, name, m.WorkerLost("the worker was ended by SIGFPE", start.epoch, start.request, ended_by=m.EndedBy.CRASH))
         say(wire, name, m.Deployed(start.epoch, 0.0))
     wire.deliver_all()
     assert "is not run again" in wire.answer(call).reason
@@ -181,7 +181,7 @@ def test_what_has_ended_a_worker_is_to_blame_for_the_next_one_that_loads_it():
             computed = next(epoch for epoch, variant in known.items() if agent.name in variant.parts) if victims else 0
             victims.append(agent.name)
             starting.append(agent)
-            died = ae.WorkerDied("SIGFPE", computed, 7 if computed else 0, guilty=True, loading=instruction.deploy.epoch)
+            died = ae.WorkerDied("SIGFPE", computed, 7 if computed else 0, ended_by=m.EndedBy.CRASH, loading=instruction.deploy.epoch)
             wire.to_agent(agent, died)
         else:
             carry(agent, instruction)
@@ -209,7 +209,11 @@ def test_what_has_answered_nothing_and_ended_a_worker_is_to_blame_for_the_next_o
     for loading in (0, 77):
         wire.deliver_all()
         start, (name,) = started(wire)
-        say(wire, name, m.WorkerLost("the worker was ended by SIGFPE", start.epoch, start.request, guilty=True, loading=loading))
+        say(
+            wire,
+            name,
+            m.WorkerLost("the worker was ended by SIGFPE", start.epoch, start.request, ended_by=m.EndedBy.CRASH, loading=loading),
+        )
         for _ in range(5):
             wire.pass_time(0.1)
             wire.deliver_all()

@@ -190,7 +190,7 @@ def test_what_an_agent_was_never_told_to_load_is_said_again_although_its_worker_
         wire.now = began + seconds
         for name in "ab":
             say(wire, name, m.Heartbeat())
-        say(wire, "a", m.WorkerLost("it ended", 0, 0, False, 0))
+        say(wire, "a", m.WorkerLost("it ended", 0, 0, m.EndedBy.OUTSIDE, 0))
         wire.to_coordinator(ce.Tick())
     assert any(isinstance(message, m.Deploy) for message in seen)
 
@@ -198,18 +198,8 @@ def test_what_an_agent_was_never_told_to_load_is_said_again_although_its_worker_
 def test_the_next_worker_knows_what_was_abandoned():  # 30499: what was on its way to the last one it ran for ever
     agent, _ = held_agent(7)
     agent.handle(ae.Received(m.Abandon(7, 8, 60.0)), 0.0)
-    agent.handle(ae.WorkerDied("out of memory", 0, 0, 0, guilty=True), 0.0)
+    agent.handle(ae.WorkerDied("out of memory", 0, 0, 0, ended_by=m.EndedBy.MEMORY), 0.0)
     assert ae.Drop(7, 8, 60.0) in agent.handle(ae.WorkerReady(introduction("a")), 0.0)
-
-
-def test_a_worker_that_ended_once_is_not_counted_twice():  # 50194: its control connection repeated what it said
-    wire = ready_wire("a", "b")
-    (plan,) = wire.coordinator.planning.plans.values()
-    lost = m.WorkerLost("out of memory", 0, 0, True, plan.variants[0].epoch)
-    say(wire, "a", lost)
-    say(wire, "a", lost)
-    assert len(plan.deaths) == 1
-    assert not plan.quarantine
 
 
 def test_what_waits_goes_on_when_nothing_takes_unusually_long_any_more():  # 40018: others had ended sooner between two heartbeats
@@ -366,27 +356,6 @@ def test_every_plan_of_a_model_is_loaded_once_the_model_is_proven():  # only the
     calls = [wire.call(lambda n, width=width: c.PrepareModel(n, MODEL, {"x": (width, 2)}, wire.options)) for width in (2, 3)]
     for call in calls:
         wire.until_answered(call)
-
-
-def crashes(wire, name, variant):
-    """The worker of an agent ends while it loads a variant."""
-    say(wire, name, m.WorkerLost(f"it crashed in {variant.epoch}", 0, 0, True, variant.epoch))
-
-
-def test_plans_of_a_model_that_have_answered_nothing_count_together():  # 2022492: six of them ended twelve workers, and others never loaded
-    wire = ready_wire("a", "b")
-    for width in (3, 4):
-        wire.until_answered(wire.call(lambda n, width=width: c.PrepareModel(n, MODEL, {"x": (width, 2)}, wire.options)))
-    proven, one, other = wire.coordinator.planning.plans.values()
-    proven.is_proven = True
-    for plan in (proven, one):
-        crashes(wire, "a", plan.variants[0])
-    assert not any(plan.quarantine for plan in (proven, one, other))
-    crashes(wire, "b", other.variants[0])
-    assert one.quarantine == other.quarantine != ""
-    assert not one.variants
-    assert not proven.quarantine
-    assert proven.variants
 
 
 def test_what_waits_for_a_client_that_is_gone_is_forgotten():  # 2023615: it had another key twice, and its requests ran three times

@@ -126,7 +126,7 @@ def test_a_model_that_is_not_run_again_holds_nothing(held):
     for variant in standby.variants:
         (name,) = variant.parts
         identity = held.wire.coordinator.members.by_name[name].identity
-        held.wire.to_coordinator(ce.FromPeer(identity, m.WorkerLost("it crashed", 0, 0, True, variant.epoch)))
+        held.wire.to_coordinator(ce.FromPeer(identity, m.WorkerLost("it crashed", 0, 0, m.EndedBy.CRASH, variant.epoch)))
     assert held.plan(SECOND).quarantine
     assert held.plan(SECOND).ahead is None
     assert not is_kept(held, held.wire.jobs[-1])

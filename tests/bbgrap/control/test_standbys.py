@@ -12,6 +12,7 @@ from bbgrap.control.standby import MAX_STANDBYS, MUCH_TO_LOAD
 from bbgrap.control.uploads import offer_digest
 from bbgrap.planners.options import PlanOptions
 from bbgrap.protocol import client_messages as c
+from bbgrap.protocol.messages import EndedBy
 from tests.bbgrap.control.tiny_plans import FILE, MODEL
 from tests.bbgrap.control.wire import Wire, joined_wire, ready_wire
 
@@ -139,7 +140,7 @@ def test_what_has_ended_a_worker_is_not_tried_next_where_another_model_has_its_l
         if isinstance(instruction, ae.Load) and instruction.deploy.epoch not in known:
             victims.append(agent.name)
             epoch = instruction.deploy.epoch
-            wire.to_agent(agent, ae.WorkerDied("the worker was ended by SIGFPE", 0, 0, guilty=True, loading=epoch))
+            wire.to_agent(agent, ae.WorkerDied("the worker was ended by SIGFPE", 0, 0, ended_by=EndedBy.CRASH, loading=epoch))
         else:
             carry(agent, instruction)
 

@@ -61,7 +61,7 @@ class Agent(Process):
 
         self.later(starting, ready)
 
-    def worker_dies(self, worker: Worker, reason: str, *, guilty: bool, only: str = "") -> None:
+    def worker_dies(self, worker: Worker, reason: str, ended_by: m.EndedBy, *, only: str = "") -> None:
         """A worker ends; `only` is what the nanny ended it for, a "kernel" or a "load"."""
         if worker is not self.worker or not worker.alive:
             return
@@ -70,7 +70,7 @@ class Agent(Process):
         epoch, request = (worker.executor.computing or (0, 0)) if only != "load" else (0, 0)
         loading = worker.loading if only != "kernel" else 0
         self.world.data.gone(worker, silent=False)
-        self.do(self._worker_died, ae.WorkerDied(f"it ended: {reason}", epoch, request, loading, guilty, tuple(reversed(worker.recent))))
+        self.do(self._worker_died, ae.WorkerDied(f"it ended: {reason}", epoch, request, loading, ended_by, tuple(reversed(worker.recent))))
 
     def _worker_died(self, event: ae.WorkerDied) -> None:
         self._handle(event)
@@ -89,9 +89,9 @@ class Agent(Process):
             if key is not None and key[1] < self._before[0]:
                 dropped = min(dropped or (self._before[1], EARLIER_S), (self._before[1], EARLIER_S), key=sum)
             if key is not None and dropped is not None and self.clock.now - max(dropped[0], worker.computing_since) > dropped[1]:
-                self.worker_dies(worker, f"a kernel of request {key[1]} did not end", guilty=True, only="kernel")
+                self.worker_dies(worker, f"a kernel of request {key[1]} did not end", m.EndedBy.NANNY, only="kernel")
             elif worker.loading and self.clock.now - worker.load_began > worker.load_limit_s:
-                self.worker_dies(worker, f"the load of epoch {worker.loading} did not end", guilty=True, only="load")
+                self.worker_dies(worker, f"the load of epoch {worker.loading} did not end", m.EndedBy.NANNY, only="load")
         # Only while there is something to look at: time is cheap in a simulation, but not free.
         self.tick_later(0.1 if self._dropped or (worker is not None and worker.loading) else 0.5, self._look)
 

@@ -11,7 +11,7 @@ from bbgrap_agent.worker_timeouts import APART_S, EARLIER_S
 
 from bbgrap.control.loading import RESEND_S
 from bbgrap.control.planning import NO_ROOM, ONE_NODE
-from bbgrap.control.plans import ServedPlan
+from bbgrap.control.plans import MAX_DEATHS, ServedPlan
 from bbgrap.control.scaled_plans import GROWTH, SEARCH_EVERY_S
 from bbgrap.control.variants import ROUNDS, TIMING_S, WARM_UP
 from bbgrap.protocol import client_messages as c
@@ -81,8 +81,9 @@ class Checks:
         if reason.startswith("planner: it"):
             # Neither a standby nor a plan could be made.
             return kinds["planner fails"] + kinds["planner never"] > 0
-        if "no memory" in reason:
-            return kinds["loads fail"] > 0
+        if "no memory" in reason or ("cannot run the deployment" in reason and "out of memory" in reason):
+            # A worker that ended once is no reason to refuse anything.
+            return kinds["loads fail"] > 0 or kinds["exhaust worker"] >= MAX_DEATHS
         if "trace again" in reason:
             return outcome.trait == "record"
         if outcome.until - outcome.asked < LONG_S:

@@ -128,7 +128,7 @@ class Worker(Process):
         self.recent[key[0]] = None
         seconds = model.seconds * share / self.agent.speed
         if model.trait == "kills" or (model.trait == "kills in parts" and part) or "!kill" in token:
-            self.later(0.001, lambda: self.agent.worker_dies(self, f"it crashed in {name}", guilty=True))
+            self.later(0.001, lambda: self.agent.worker_dies(self, f"it crashed in {name}", m.EndedBy.CRASH))
         elif "!hang" not in token:
             if "!slow" in token:
                 seconds += 1.0 * share
@@ -239,7 +239,7 @@ class Worker(Process):
             self.load_limit_s = LOAD_S + APART_S * deploy.schedule.device
             model = self.world.models[costs[0][0]] if costs else None
             if model is not None and model.trait == "kills on load":
-                self.later(0.01, lambda: self.agent.worker_dies(self, f"it crashed while it loaded {names[0]}", guilty=True))
+                self.later(0.01, lambda: self.agent.worker_dies(self, f"it crashed while it loaded {names[0]}", m.EndedBy.CRASH))
                 return
             if self.world.loads_hang > self.clock.now:
                 self.hangs = True

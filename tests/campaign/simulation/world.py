@@ -180,8 +180,8 @@ class World:
                     process.pause()
                 self.clock.after(fault.seconds, lambda: [process.resume() for process in reversed(stopped)])
             case "kill worker" | "exhaust worker" if agent is not None and agent.worker is not None and not agent.paused:
-                guilty = fault.kind == "exhaust worker"
-                agent.worker_dies(agent.worker, "out of memory" if guilty else "SIGKILL", guilty=guilty)
+                why = ("out of memory", m.EndedBy.MEMORY) if fault.kind == "exhaust worker" else ("SIGKILL", m.EndedBy.OUTSIDE)
+                agent.worker_dies(agent.worker, *why)
             case "revoke node" if agent is not None and head is not None and not head.paused:
                 self._revoke(agent, head)
                 self.clock.after(fault.seconds, lambda: self.end_agent(agent, silent=False))

@@ -1,0 +1,58 @@
+"""What has ended a worker, as the coordinator concludes it."""
+
+import pytest
+
+from bbgrap.control import coordinator_events as ce
+from bbgrap.protocol import client_messages as c
+from bbgrap.protocol import messages as m
+from tests.bbgrap.control.tiny_plans import MODEL
+from tests.bbgrap.control.wire import ready_wire
+
+
+def say(wire, name, message):
+    wire.to_coordinator(ce.FromPeer(wire.coordinator.members.by_name[name].identity, message))
+
+
+def crashes(wire, name, variant):
+    """The worker of an agent ends while it loads a variant."""
+    say(wire, name, m.WorkerLost(f"it crashed in {variant.epoch}", 0, 0, m.EndedBy.CRASH, variant.epoch))
+
+
+def test_plans_of_a_model_that_have_answered_nothing_count_together():  # 2022492: six of them ended twelve workers, and others never loaded
+    wire = ready_wire("a", "b")
+    for width in (3, 4):
+        wire.until_answered(wire.call(lambda n, width=width: c.PrepareModel(n, MODEL, {"x": (width, 2)}, wire.options)))
+    proven, one, other = wire.coordinator.planning.plans.values()
+    proven.is_proven = True
+    for plan in (proven, one):
+        crashes(wire, "a", plan.variants[0])
+    assert not any(plan.quarantine for plan in (proven, one, other))
+    crashes(wire, "b", other.variants[0])
+    assert one.quarantine == other.quarantine != ""
+    assert not one.variants
+    assert not proven.quarantine
+    assert proven.variants
+
+
+def test_a_worker_that_ended_once_is_not_counted_twice():  # 50194: its control connection repeated what it said
+    wire = ready_wire("a", "b")
+    (plan,) = wire.coordinator.planning.plans.values()
+    lost = m.WorkerLost("out of memory", 0, 0, m.EndedBy.MEMORY, plan.variants[0].epoch)
+    say(wire, "a", lost)
+    say(wire, "a", lost)
+    assert len(plan.deaths) == 1
+    assert not plan.quarantine
+
+
+@pytest.mark.parametrize("before", [m.EndedBy.CRASH, m.EndedBy.MEMORY])
+def test_what_wanted_memory_once_is_not_to_blame_for_a_crash_beside_it(before):
+    """34115419: another model, computed meanwhile, was the killer; the one that was loaded was run no more."""
+    wire = ready_wire("a", "b")
+    wire.until_answered(wire.call(lambda n: c.PrepareModel(n, MODEL, {"x": (3, 2)}, wire.options)))
+    computed, loaded = wire.coordinator.planning.plans.values()
+    computed.is_proven = True
+    say(wire, "a", m.WorkerLost("it ended", 0, 0, before, loaded.variants[0].epoch))
+    assert not loaded.quarantine
+    say(wire, "b", m.WorkerLost("it crashed", computed.variants[0].epoch, 77, m.EndedBy.CRASH, loaded.variants[0].epoch))
+    assert bool(loaded.quarantine) == (before is m.EndedBy.CRASH)
+    assert not computed.quarantine
