@@ -23,7 +23,7 @@ from bbgrap.control import agent_events as events
 from bbgrap.control.agent import AgentMachine
 from bbgrap.control.to_coordinator import Reconnect, ToCoordinator
 from bbgrap.errors import RemoteProtocolError
-from bbgrap.protocol.codec import TO_AGENT, TO_COORDINATOR
+from bbgrap.protocol.directions import TO_AGENT, TO_COORDINATOR
 from bbgrap.protocol.inspection import Inspected
 from bbgrap.protocol.key_messages import Enrolled
 from bbgrap.protocol.messages import LinkBroken, LinksMeasured, LinksTried, Measured, Recorded, RequestFailed

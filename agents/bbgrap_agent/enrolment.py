@@ -19,7 +19,7 @@ from pathlib import Path
 import zmq
 
 from bbgrap.errors import AccessError, ExecutionError, UsageError
-from bbgrap.protocol.codec import TO_AGENT, TO_COORDINATOR
+from bbgrap.protocol.directions import TO_AGENT, TO_COORDINATOR
 from bbgrap.protocol.key_messages import Enrol, Enrolled
 from bbgrap.protocol.messages import Refused
 from bbgrap.protocol.tokens import KEY_BYTES

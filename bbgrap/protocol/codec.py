@@ -9,16 +9,14 @@ message takes at most `growth` times as much memory as they do, and 64 KiB. The 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Generic, TypeVar, cast, get_args
+from typing import Any, Generic, TypeVar, cast
 
 import msgpack
 
 from bbgrap.errors import BbgrapError, LocalProtocolError, OtherVersionError, RemoteProtocolError
-from bbgrap.protocol.client_messages import ClientAnswer, ClientMessage
 from bbgrap.protocol.decoded_size import check_growth
-from bbgrap.protocol.key_messages import Enrolled, KeyMessage
 from bbgrap.protocol.limits import MAX_HEADER_BYTES, MAX_MESSAGE_BYTES, MAX_PAYLOAD_FRAMES, Payload
-from bbgrap.protocol.messages import PROTOCOL_VERSION, AgentCommand, AgentMessage, BytesLike
+from bbgrap.protocol.messages import PROTOCOL_VERSION, BytesLike
 from bbgrap.protocol.schema import SchemaError, build, payload_of, plain_form, schema_of
 
 M = TypeVar("M")
@@ -116,11 +114,3 @@ def _check_payload(limit: Payload, frames: Sequence[BytesLike]) -> None:
         raise SchemaError(
             f"expected at most {limit.frames} payload frames of {limit.frame_bytes} bytes, got {[len(f) for f in frames[:8]]}"
         )
-
-
-TO_COORDINATOR: Codec[AgentMessage | ClientMessage | KeyMessage] = Codec(
-    *get_args(AgentMessage), *get_args(ClientMessage), *get_args(KeyMessage)
-)
-TO_AGENT: Codec[AgentCommand | Enrolled] = Codec(*get_args(AgentCommand), Enrolled, growth=48)
-"""Schedules are lists of short lists: 4 bytes of a region become 150."""
-TO_CLIENT: Codec[ClientAnswer] = Codec(*get_args(ClientAnswer))

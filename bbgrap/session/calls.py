@@ -30,7 +30,7 @@ from bbgrap.protocol.client_messages import (
     Hello,
     Progress,
 )
-from bbgrap.protocol.codec import TO_CLIENT, TO_COORDINATOR
+from bbgrap.protocol.directions import TO_CLIENT, TO_COORDINATOR
 from bbgrap.protocol.messages import PROTOCOL_VERSION, BytesLike
 from bbgrap.protocol.version import VERSION
 from bbgrap.transport.control_client import ControlClient, is_listening, unavailable

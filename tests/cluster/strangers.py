@@ -20,8 +20,8 @@ import zmq
 
 from bbgrap.errors import RemoteProtocolError
 from bbgrap.local import LocalCluster
-from bbgrap.protocol.codec import TO_AGENT, TO_CLIENT, TO_COORDINATOR
 from bbgrap.protocol.data import Frame, Kind
+from bbgrap.protocol.directions import TO_AGENT, TO_CLIENT, TO_COORDINATOR
 from bbgrap.protocol.messages import BytesLike
 from bbgrap.transport.control_client import ControlClient
 from bbgrap.transport.framing import GREETING, frame_head

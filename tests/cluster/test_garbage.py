@@ -9,8 +9,8 @@ import pytest
 import zmq
 
 import bbgrap
-from bbgrap.protocol.codec import TO_COORDINATOR
 from bbgrap.protocol.data import Frame, Kind
+from bbgrap.protocol.directions import TO_COORDINATOR
 from bbgrap.protocol.messages import Deployed, Heartbeat, RequestFailed
 from tests.cluster import tiny
 

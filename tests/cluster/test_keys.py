@@ -13,7 +13,7 @@ import zmq
 
 import bbgrap
 from bbgrap.errors import AccessError
-from bbgrap.protocol.codec import TO_AGENT, TO_COORDINATOR
+from bbgrap.protocol.directions import TO_AGENT, TO_COORDINATOR
 from bbgrap.protocol.key_messages import ListTokens
 from bbgrap.protocol.messages import PROTOCOL_VERSION
 from bbgrap.transport.control_client import ControlClient

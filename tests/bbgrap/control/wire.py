@@ -25,7 +25,7 @@ from bbgrap.planners.options import PlanOptions
 from bbgrap.protocol import client_messages as c
 from bbgrap.protocol import inspection as i
 from bbgrap.protocol import messages as m
-from bbgrap.protocol.codec import TO_AGENT, TO_CLIENT, TO_COORDINATOR
+from bbgrap.protocol.directions import TO_AGENT, TO_CLIENT, TO_COORDINATOR
 from tests.bbgrap.control.tiny_plans import FILE, MODEL, plan_of, record_of, standby_of
 from tests.messages import FACTS
 

@@ -14,7 +14,7 @@ from bbgrap.planners.options import PlanOptions
 from bbgrap.protocol import client_messages as client
 from bbgrap.protocol import key_messages as keys
 from bbgrap.protocol import messages as m
-from bbgrap.protocol.codec import TO_AGENT, TO_CLIENT, TO_COORDINATOR
+from bbgrap.protocol.directions import TO_AGENT, TO_CLIENT, TO_COORDINATOR
 from bbgrap.protocol.limits import MAX_CHUNK_BYTES
 from bbgrap.runtime.schedule import LocalPart, LocalReceive, LocalRun, LocalSend
 from tests.messages import AGENT, ANSWERS, CLIENT, COMMANDS, DIGEST, KEYS, PEERS, PROFILE, RECORD, SCHEDULE, SEGMENT

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from bbgrap.errors import RemoteProtocolError
 from bbgrap.graph.types import DType
-from bbgrap.protocol.codec import TO_AGENT, TO_CLIENT, TO_COORDINATOR
 from bbgrap.protocol.decoded_size import SLACK_BYTES, check_growth
+from bbgrap.protocol.directions import TO_AGENT, TO_CLIENT, TO_COORDINATOR
 from bbgrap.protocol.messages import PROTOCOL_VERSION, LinksTried, WeightsMissing
 from bbgrap.protocol.tensors import decode_array
 from tests.examples import examples

@@ -11,7 +11,7 @@ import zmq
 from bbgrap.control import client as machine
 from bbgrap.protocol.addresses import split_address
 from bbgrap.protocol.client_messages import Ask, Cancel, Greeting, Hello, ListNodes, Nodes, RunModel, RunResult, StillWorking
-from bbgrap.protocol.codec import TO_CLIENT, TO_COORDINATOR
+from bbgrap.protocol.directions import TO_CLIENT, TO_COORDINATOR
 from bbgrap.session.calls import StoppedError
 from bbgrap.session.connection import Connection
 from bbgrap.transport.control_server import ControlServer

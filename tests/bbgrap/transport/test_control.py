@@ -4,7 +4,7 @@ import pytest
 import zmq
 
 from bbgrap.errors import RemoteProtocolError, UsageError
-from bbgrap.protocol.codec import TO_COORDINATOR
+from bbgrap.protocol.directions import TO_COORDINATOR
 from bbgrap.protocol.limits import MAX_PAYLOAD_FRAMES
 from bbgrap.transport import frame_pieces
 from bbgrap.transport.control_client import ControlClient, unavailable

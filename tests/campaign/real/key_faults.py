@@ -20,7 +20,7 @@ from bbgrap_agent.enrolment import KeyFile
 
 from bbgrap.errors import AccessError, BbgrapError
 from bbgrap.protocol.client_messages import Hello
-from bbgrap.protocol.codec import TO_COORDINATOR
+from bbgrap.protocol.directions import TO_COORDINATOR
 from bbgrap.protocol.messages import PROTOCOL_VERSION
 from bbgrap.protocol.roles import Role
 from bbgrap.protocol.tokens import Token

@@ -9,7 +9,7 @@ from typing import Any
 from bbgrap_agent.worker_timeouts import EARLIER_S, LOAD_S
 
 from bbgrap.protocol import messages as m
-from bbgrap.protocol.codec import TO_AGENT, TO_CLIENT, TO_COORDINATOR
+from bbgrap.protocol.directions import TO_AGENT, TO_CLIENT, TO_COORDINATOR
 from tests.campaign.simulation.agents import Agent
 from tests.campaign.simulation.checks import Checks
 from tests.campaign.simulation.clients import Client, Outcome, Use

@@ -32,7 +32,7 @@ from bbgrap.control.coordinator_instructions import (
 )
 from bbgrap.planners.options import PlanOptions
 from bbgrap.protocol.client_messages import Ask, ModelFile, RunModel
-from bbgrap.protocol.codec import TO_COORDINATOR
+from bbgrap.protocol.directions import TO_COORDINATOR
 from bbgrap.protocol.messages import Peer, Welcome
 from bbgrap.transport.control_client import ControlClient
 from bbgrap.transport.control_server import ControlServer

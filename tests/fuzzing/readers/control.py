@@ -9,7 +9,8 @@ from typing import Any
 import msgpack
 
 from bbgrap.errors import BbgrapError, RemoteProtocolError
-from bbgrap.protocol.codec import TO_AGENT, TO_CLIENT, TO_COORDINATOR, Codec
+from bbgrap.protocol.codec import Codec
+from bbgrap.protocol.directions import TO_AGENT, TO_CLIENT, TO_COORDINATOR
 from bbgrap.protocol.messages import Deploy
 from bbgrap.protocol.schema import SchemaError, build, plain_form
 from tests.fuzzing.readers.mutate import damaged, in_msgpack
