@@ -16,7 +16,6 @@ from hypothesis import settings
 
 from bbgrap.local import LocalCluster
 from tests.examples import AMPLE
-from tests.known_agents import lasting_cluster
 
 # tests start the installed commands by name, whether or not the environment is activated
 os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
@@ -32,7 +31,7 @@ SHOWN_LINES = 60
 """Of each log, when a test fails."""
 
 TOGETHER = ("tests/cluster/", "tests/docs/", "tests/serving/", "tests/surface/")
-"""Folders of which the files share clusters."""
+"""Folders of which the files share clusters: packages, so that these end with the last test of a folder. Idle ones take processor time."""
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -46,19 +45,6 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
             return next((folder for folder in TOGETHER if file.startswith(folder)), file)
 
     return ByFile(config, log) if config.getvalue("dist") == "loadfile" else None
-
-
-@pytest.fixture(scope="session")
-def pair(tmp_path_factory):
-    """Two agents, for tests that leave them and what is known of them as they were."""
-    with lasting_cluster(2, tmp_path_factory.mktemp("weights")) as cluster:
-        yield cluster
-
-
-@pytest.fixture(scope="session")
-def three(tmp_path_factory):
-    with lasting_cluster(3, tmp_path_factory.mktemp("weights")) as cluster:
-        yield cluster
 
 
 @pytest.hookimpl(wrapper=True)

@@ -54,6 +54,6 @@ def test_words_that_the_plan_did_not_write_are_counted(tmp_path):
 
 
 @pytest.mark.cluster
-def test_what_is_no_decoder_is_refused(pair):
+def test_what_is_no_decoder_is_refused(empty_pair):
     with pytest.raises(UsageError, match=r"expected a decoder with one input of words .*; got inputs input, outputs output"):
-        measure_tokens(materialize("voice"), pair.connection, [PlanOptions("single")], tokens=5, prompt=2)
+        measure_tokens(materialize("voice"), empty_pair.connection, [PlanOptions("single")], tokens=5, prompt=2)

@@ -7,22 +7,35 @@ from tests.known_agents import known_cluster, lasting_cluster, make_whole
 COORDINATOR = ("-m", "tests.cluster.coordinator_process")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def caches(tmp_path_factory):
     return tmp_path_factory.mktemp("weights")
+
+
+@pytest.fixture(scope="package")
+def pair(tmp_path_factory):
+    """Two agents, for tests that leave them and what is known of them as they were."""
+    with lasting_cluster(2, tmp_path_factory.mktemp("weights")) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="package")
+def three(tmp_path_factory):
+    with lasting_cluster(3, tmp_path_factory.mktemp("weights")) as cluster:
+        yield cluster
 
 
 def local_cluster(agents, cache_dir):
     return known_cluster(agents, cache_dir, COORDINATOR)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def shared(caches):
     with lasting_cluster(2, caches, COORDINATOR, pin=True) as cluster:
         yield cluster
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def breakable(caches):
     with lasting_cluster(2, caches, COORDINATOR, pin=True) as cluster:
         yield cluster

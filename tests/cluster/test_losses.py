@@ -97,6 +97,7 @@ def test_a_run_without_agents_waits_for_one_until_its_deadline(fresh):
         np.testing.assert_array_equal(running.result()[0], tiny.expected(rows(8)))
 
 
+@pytest.mark.faults
 def test_who_waits_for_the_plan_of_a_model_that_never_ends_hears_so_at_the_deadline(tmp_path):
     with known_cluster(2, tmp_path) as cluster:
         session = bbgrap.InferenceSession(endless().SerializeToString(), cluster=cluster.connection, planner="bbgrap", deadline_s=3)

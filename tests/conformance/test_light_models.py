@@ -45,7 +45,7 @@ def check(path: Path, batch: int, combinations: list[tuple[int, Split]]) -> None
             assert len(compiled.plan.devices_used) == agents
 
 
-@pytest.mark.parametrize("name", LIGHT)
+@pytest.mark.parametrize("name", [LIGHT[0], pytest.param(LIGHT[1], marks=pytest.mark.broad)])
 def test_light_models_agree_at_every_cut(name: str, folder: Path) -> None:
     check(light_model(name, folder), 1, [(2, "rows"), (3, "channels"), (4, "grid")])
 

@@ -28,7 +28,7 @@ COORDINATOR = f"bbgrap-coordinator --bind {HEAD}"
 AGENTS = {name: f"bbgrap-agent --join {HEAD} --name {name}" for name in ("left", "right")}
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def folder(tmp_path_factory) -> Path:
     """A folder with the files that the documents name: small models, inputs, cluster files."""
     made = tmp_path_factory.mktemp("docs")
@@ -77,13 +77,13 @@ def picture(count: int = 1) -> np.ndarray:
     return np.random.default_rng(0).random((count, 3, 32, 32), np.float32)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def environment(folder) -> dict[str, str]:
     """The surroundings of a process that keeps nothing elsewhere."""
     return {**os.environ, "XDG_CACHE_HOME": str(folder / "cache"), "BBGRAP_COORDINATOR": "", "XDG_CONFIG_HOME": str(folder / "config")}
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def address(folder, environment) -> Iterator[str]:
     """The address of a cluster of two agents, `left` and `right`, started as the README says."""
     started = []

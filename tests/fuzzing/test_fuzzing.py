@@ -67,6 +67,7 @@ def unreached(operators: tuple[tuple[str, str], ...], progress: Callable[[str], 
     return left
 
 
+@pytest.mark.broad
 @pytest.mark.timeout(120)
 def test_every_described_operator_is_reached() -> None:
     (ended,) = Workers(unreached, 1, 120).run(iter([OPERATORS]))

@@ -73,7 +73,7 @@ def serving(coordinator: str, models: Path, log: Path, *options: str) -> Iterato
         server.end()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def models(tmp_path_factory) -> Path:
     """A folder of models, one of them in Triton's layout, one that cannot be served, and one that is no model."""
     folder = tmp_path_factory.mktemp("models")
@@ -90,13 +90,13 @@ def models(tmp_path_factory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def cluster(tmp_path_factory):
     with known_cluster(1, tmp_path_factory.mktemp("weights"), pin=False) as cluster:
         yield cluster
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def served(cluster, models, tmp_path_factory) -> Iterator[Server]:
     """A server that the tests leave as it was; it takes bodies up to 1 MiB."""
     log = tmp_path_factory.mktemp("server") / "log"

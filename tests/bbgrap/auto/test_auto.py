@@ -245,7 +245,7 @@ def test_time_that_is_up_ends_the_search_with_a_plan() -> None:
 
 
 def test_explanation_names_what_decides() -> None:
-    forecast, _ = plan_graph(build("vgg16"), Cluster((NodeProfile("big"), NodeProfile("small", share=0.5))), BRIEF)
+    forecast, _ = plan_graph(build("alexnet"), Cluster((NodeProfile("big"), NodeProfile("small", share=0.5))), BRIEF)
     text = "\n".join(explain_forecast(forecast, BRIEF))
     for part in ("times as fast", "rows ", "The bottleneck is '", "alone", "one more node", "links 10 times as fast", "planner '"):
         assert part in text

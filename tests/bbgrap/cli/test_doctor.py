@@ -9,13 +9,15 @@ import time
 import pytest
 
 from bbgrap.cluster.types import NodeProfile, Speed
+from tests.known_agents import lasting_cluster
 
 pytestmark = pytest.mark.cluster
 
 
-@pytest.fixture
-def cluster(pair):
-    return pair
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory):
+    with lasting_cluster(2, tmp_path_factory.mktemp("weights")) as cluster:
+        yield cluster
 
 
 def findings(run, *args):

@@ -61,7 +61,7 @@ def test_any_number_of_nodes(run_json, image_model, agents):
 
 def test_only_predicted_for_a_cluster_that_does_not_exist(run_json, tmp_path):
     cluster = tmp_path / "cluster.yaml"
-    nodes = "\n".join(f"  - {{name: n{n}, share: {1 + n % 2}, group: rack{n % 2}}}" for n in range(6))
+    nodes = "\n".join(f"  - {{name: n{n}, share: {1 + n % 2}, group: rack{n % 2}}}" for n in range(4))
     groups = "groups:\n  rack0: {bandwidth: 10Gbit/s, round_trip: 0.1ms}\n  rack1: {bandwidth: 10Gbit/s, round_trip: 0.1ms}"
     cluster.write_text(f"nodes:\n{nodes}\nnetwork: {{bandwidth: 1Gbit/s, round_trip: 0.4ms}}\n{groups}\ncoordinator_on: n1\n")
     timeline = tmp_path / "timeline.svg"

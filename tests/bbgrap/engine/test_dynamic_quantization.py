@@ -101,7 +101,7 @@ WORDS = {"x": (1, 96, 64)}
 ASKED = [BRIEF, PlanOptions(), PlanOptions(split="channels"), PlanOptions(split="inputs"), PlanOptions("tofu")]
 
 
-@pytest.mark.parametrize("nodes", [2, 3])
+@pytest.mark.parametrize("nodes", [2, pytest.param(3, marks=pytest.mark.broad)])
 @pytest.mark.parametrize("options", ASKED, ids=lambda options: f"{options.planner}-{options.split}")
 @pytest.mark.parametrize(("made", "shapes"), [(network, NET), (transformer, WORDS)])
 def test_every_form_answers_with_the_bits_of_plain_onnxruntime(tmp_path, made, shapes, options: PlanOptions, nodes: int) -> None:  # type: ignore[no-untyped-def]

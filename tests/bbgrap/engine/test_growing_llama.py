@@ -75,7 +75,11 @@ def written(path, state, artifacts, room=0, dtype=np.float32):
 
 @pytest.mark.parametrize(
     ("planner", "shares"),
-    [("tensor-parallel", (1, 1)), pytest.param("tensor-parallel", (2, 1), marks=pytest.mark.broad), ("auto", (1, 1))],
+    [
+        pytest.param("tensor-parallel", (1, 1), marks=pytest.mark.broad),
+        pytest.param("tensor-parallel", (2, 1), marks=pytest.mark.broad),
+        ("auto", (1, 1)),
+    ],
     ids=["even", "uneven", "auto"],
 )
 def test_words_are_those_of_plain_onnxruntime(model, planner, shares):

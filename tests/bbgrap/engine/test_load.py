@@ -56,7 +56,7 @@ def test_light_models_say_the_same_as_onnxruntime_and_depend_on_their_input(name
 
 
 def test_the_batch_of_a_model_that_fixes_it_can_be_changed(cache):
-    path = light_model("resnet50", cache)
+    path = light_model("shufflenet", cache)
     reference = Reference(path)
     (item,) = reference.inputs
     x = np.random.default_rng(0).standard_normal((2, *item.shape[1:]), np.float32)

@@ -1,0 +1,1 @@
+"""`bbgrap serve` and its clients."""

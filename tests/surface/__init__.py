@@ -1,0 +1,1 @@
+"""Programs for onnxruntime, run by bbgrap."""
