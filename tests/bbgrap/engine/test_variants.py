@@ -95,10 +95,11 @@ def test_where_most_nodes_have_no_room_the_stream_takes_a_plan_over_all() -> Non
 def test_the_nodes_have_room_for_all_variants_together() -> None:
     """Room for the plan and not for the whole model besides: the plan stays alone."""
     model, shapes = materialize("resnet50"), {"input": (1, 3, 224, 224)}
-    plenty = prepare(model, shapes, Cluster.even(2), AUTO)
+    options = replace(AUTO, search_seconds=0.5)
+    plenty = prepare(model, shapes, Cluster.even(2), options)
     assert len(plenty) > 1
     needed = max(max(variant.report["memory_bytes"].values()) for variant in plenty)
     tight = Cluster(tuple(NodeProfile(f"node{n}", memory_bytes=round(1.2 * needed)) for n in range(2)))
-    variants = prepare(model, shapes, tight, AUTO)
+    variants = prepare(model, shapes, tight, options)
     for node in tight.nodes:
         assert sum(variant.report["memory_bytes"][node.name] for variant in variants) <= node.memory_bytes
