@@ -141,4 +141,4 @@ KEYS: list[Any] = [
     k.RotateToken(4, "laptop", 60.0),
 ]
 ANSWERS += [k.TokenMade(1, "bbgrap-client-x", KEY), k.Tokens(2, (KEY,))]
-COMMANDS += [k.Enrolled(b"certificate", b"authority", 1.5)]
+COMMANDS += [k.Enrolled(b"certificate", b"authority")]

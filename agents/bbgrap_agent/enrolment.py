@@ -18,7 +18,7 @@ from pathlib import Path
 
 import zmq
 
-from bbgrap.errors import AccessError, ExecutionError, UsageError
+from bbgrap.errors import AccessError, ExecutionError
 from bbgrap.protocol.directions import TO_AGENT, TO_COORDINATOR
 from bbgrap.protocol.key_messages import Enrol, Enrolled
 from bbgrap.protocol.messages import Refused
@@ -33,8 +33,6 @@ AGAIN_S = 1.0
 """When it is said again that was not answered; a coordinator may be started later than its agents."""
 REFUSED_S = 10.0
 """How long a name may be taken: that of a machine that has restarted is, until the coordinator has noticed."""
-CLOCK_S = 86_400.0
-"""How far clocks may be apart: certificates are valid from two days before they were made."""
 _POLL_MS = 100
 
 _log = logging.getLogger("bbgrap.agent")
@@ -88,7 +86,6 @@ def enrol(address: str, credentials: Credentials, name: str, file: KeyFile) -> E
 
     Raises:
         AccessError: if it refuses, or there is neither a key nor a token.
-        UsageError: if this machine's clock is wrong.
     """
     if credentials.is_insecure():
         _ask(address, None, Enrol(name, NOBODY.hex(), b""))
@@ -119,12 +116,6 @@ def _enrolled(own: ClientLock, tls_key: bytes, answer: Enrolled) -> Enrolment:
     if not answer.certificate:
         _log.warning("data plane plain, as the coordinator wants: tensors travel unencrypted")
         return Enrolment(lambda: own, None)
-    apart = time.time() - answer.now
-    if abs(apart) > CLOCK_S:
-        raise UsageError(
-            f"this machine's clock is {abs(apart) / 86_400:.1f} days {'ahead of' if apart > 0 else 'behind'} the coordinator's:"
-            " certificates are not valid by it; set the clock"
-        )
     return Enrolment(lambda: own, TlsIdentity(tls_key, answer.certificate, answer.authority))
 
 

@@ -31,14 +31,10 @@ class Enrol:
 
 @dataclass(frozen=True, slots=True)
 class Enrolled:
-    """Answer to `Enrol`: join with your own key. Without a certificate, tensors travel unencrypted.
-
-    `now` is the coordinator's clock, in seconds since 1970.
-    """
+    """Answer to `Enrol`: join with your own key. Without a certificate, tensors travel unencrypted."""
 
     certificate: Certificate
     authority: Certificate
-    now: float
 
 
 @dataclass(frozen=True, slots=True)

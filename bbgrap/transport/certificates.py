@@ -3,8 +3,8 @@
     node: make_request -> request -> control connection -> Authority.sign -> certificate -> Identity
 
 A certificate says that this cluster has let a node in; which node it is, is said by its fingerprint, which the coordinator tells the
-peers. So expiry protects nothing, and a clock that is a day wrong harms nothing. Laws: of a request only the key goes into the
-certificate; a key is on no disk but where the caller puts it, and in no `repr`.
+peers. So dates would protect nothing, and a machine whose clock is wrong could not work: certificates are valid for ever. Laws: of a
+request only the key goes into the certificate; a key is on no disk but where the caller puts it, and in no `repr`.
 """
 
 from __future__ import annotations
@@ -23,9 +23,8 @@ __all__ = ["MAX_REQUEST_BYTES", "Authority", "TlsIdentity", "make_request"]
 
 MAX_REQUEST_BYTES = 4 << 10
 """A signing request has some 250 bytes."""
-_BEFORE = datetime.timedelta(days=2)
-_VALID = datetime.timedelta(days=3653)
-_AUTHORITY_VALID = 3 * _VALID
+_FOR_EVER = (datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC), datetime.datetime(9999, 12, 31, 23, 59, 59, tzinfo=datetime.UTC))
+"""The last second is how a certificate says that it has no end (RFC 5280, 4.1.2.5)."""
 _AUTHORITY_NAME = "bbgrap cluster"
 _MAX_NAME = 64
 
@@ -53,9 +52,9 @@ class Authority:
     def make() -> Authority:
         """Make a new authority."""
         key = ec.generate_private_key(ec.SECP256R1())
-        name, now = _named(_AUTHORITY_NAME), datetime.datetime.now(datetime.UTC)
+        name = _named(_AUTHORITY_NAME)
         certificate = (
-            x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number(), now - _BEFORE, now + _AUTHORITY_VALID)
+            x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number(), *_FOR_EVER)
             .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
             .add_extension(_usage(signs_certificates=True), critical=True)
             .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
@@ -81,9 +80,9 @@ class Authority:
             raise RemoteProtocolError(f"{who}: expected a P-256 key, got another kind")
         if not signed:
             raise RemoteProtocolError(f"{who}: it is not signed by its own key")
-        mine, now = x509.load_pem_x509_certificate(self.certificate), datetime.datetime.now(datetime.UTC)
+        mine = x509.load_pem_x509_certificate(self.certificate)
         certificate = (
-            x509.CertificateBuilder(mine.subject, _named(name), key, x509.random_serial_number(), now - _BEFORE, now + _VALID)
+            x509.CertificateBuilder(mine.subject, _named(name), key, x509.random_serial_number(), *_FOR_EVER)
             .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
             .add_extension(_usage(signs_certificates=False), critical=True)
             .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]), critical=False)

@@ -199,7 +199,7 @@ class KeyRing:
             authority = self._authority.certificate
             fingerprint = fingerprint_of(ssl.PEM_cert_to_DER_cert(certificate.decode()))
         self._change(*replaced, replace(entry, fingerprint=fingerprint))
-        return Enrolled(certificate, authority, self._clock()), [bytes.fromhex(gone.key) for gone in replaced]
+        return Enrolled(certificate, authority), [bytes.fromhex(gone.key) for gone in replaced]
 
     # --- tokens -----------------------------------------------------------------------------------------------------------------------
 
@@ -306,7 +306,7 @@ class NoKeys:
         """See `KeyRing.answer`: there are no tokens, and nodes need none."""
         del identity, connections
         if isinstance(message, Enrol):
-            return Enrolled(b"", b"", time.time()), []
+            return Enrolled(b"", b""), []
         return _refused_call(message, "this coordinator runs with --insecure: it has no keys; start it without to lock it"), []
 
     def expired(self) -> list[bytes]:

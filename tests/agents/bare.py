@@ -108,7 +108,7 @@ class BareCoordinator:
             self.identity, frames = received
             message = TO_COORDINATOR.decode(frames)
             if isinstance(message, Enrol):
-                self.server.send(self.identity, TO_AGENT.encode(Enrolled(b"", b"", time.time())))
+                self.server.send(self.identity, TO_AGENT.encode(Enrolled(b"", b"")))
                 continue
             if isinstance(message, m.Heartbeat):
                 self.beats.append((time.monotonic(), message))
