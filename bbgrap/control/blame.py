@@ -2,7 +2,8 @@
 
 Laws: a request that is blamed runs again where it has ended a worker, so that the others go on; a plan that has ended `MAX_DEATHS` workers
 is not run again, nor planned for other shapes, and everybody who waits for it is told how they ended. A model's plans that have answered
-nothing yet count together: what one of them does to workers, those for other shapes do, too.
+nothing yet count together: what one of them does to workers, those for other shapes do, too. One that has answered keeps what it has
+loaded, and is tried again after a while, longer each time: a request may have been too large for these machines, and others are not.
 """
 
 from __future__ import annotations
@@ -18,6 +19,10 @@ from bbgrap.control.planning import Planning
 from bbgrap.control.plans import MAX_DEATHS, Request, ServedPlan, Variant
 from bbgrap.protocol.client_messages import Fault
 from bbgrap.protocol.messages import EndedBy, WorkerLost
+
+FIRST_QUARANTINE_S = 60.0
+"""For how long a plan that has answered is not run; four times as long each time. Chosen: two workers lost take the others a second."""
+LONGEST_QUARANTINE_S = 3600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +57,7 @@ class Blame:
         self._ended: dict[str, tuple[int, WorkerLost]] = {}
         """What each agent said last, and its membership: what comes twice has happened once."""
 
-    def worker_ended(self, member: Member, message: WorkerLost) -> list[CoordinatorInstruction]:
+    def worker_ended(self, member: Member, message: WorkerLost, now: float) -> list[CoordinatorInstruction]:
         """Find out what has ended a worker.
 
         One that computed and loaded at once says nothing of either, unless one of them alone has ended another worker in the same way
@@ -68,28 +73,41 @@ class Blame:
         if message.epoch and message.loading:
             computed, loaded = (self._has_ended_one(epoch, message.ended_by) for epoch in (message.epoch, message.loading))
             if loaded and not computed:
-                return self._blame(death, message.loading, None, 0)
+                return self._blame(death, message.loading, None, 0, now)
             if computed and not loaded and self._has_never_answered(message.epoch):
-                return self._blame(death, message.epoch, request, message.request)
+                return self._blame(death, message.epoch, request, message.request, now)
             self._doubts[member.name] = _Doubt(death, message.loading, message.epoch, request, message.request)
             if request is not None:
                 request.blamed = member.name
             return []
-        return self._blame(death, message.epoch or message.loading, request, message.request)
+        return self._blame(death, message.epoch or message.loading, request, message.request, now)
 
-    def cleared(self, member: Member, epoch: int) -> list[CoordinatorInstruction]:
+    def cleared(self, member: Member, epoch: int, now: float) -> list[CoordinatorInstruction]:
         """Note that an agent has loaded an epoch: if that was in doubt, what was computed beside it is to blame."""
         doubt = self._doubts.get(member.name)
         if doubt is None or doubt.loading != epoch:
             return []
         del self._doubts[member.name]
-        return self._blame(doubt.death, doubt.epoch, doubt.request, doubt.run) if doubt.death.member is member else []
+        return self._blame(doubt.death, doubt.epoch, doubt.request, doubt.run, now) if doubt.death.member is member else []
 
-    def _blame(self, death: _Death, epoch: int, request: Request | None, run: int) -> list[CoordinatorInstruction]:
+    def overdue(self, now: float) -> list[CoordinatorInstruction]:
+        """Try again what was not run for long enough."""
+        done: list[CoordinatorInstruction] = []
+        for plan in (*self.planning.plans.values(), *self.requests.standbys.by_model.values()):
+            if plan.quarantine_ends <= now:
+                plan.quarantine, plan.quarantine_ends, plan.deadly = "", float("inf"), 0
+                plan.deaths.clear()
+                self.loading.touch(plan)
+                done.append(Log(f"{plan.called} is tried again: it had answered before it ended workers", model=plan.model))
+        return done
+
+    def _blame(self, death: _Death, epoch: int, request: Request | None, run: int, now: float) -> list[CoordinatorInstruction]:
         variant = self.loading.find(epoch)
-        if variant is None:
+        if variant is None or variant.plan.quarantine:
             return []
         plan = variant.plan
+        if plan.is_proven and not run:
+            return []  # it answers where it is loaded; where it cannot be, its load is tried again later and later
         if request is not None:
             request.blamed = death.member.name
             if run == plan.deadly:
@@ -98,7 +116,7 @@ class Blame:
             plan.deadly = run
         plan.deaths.append((death.ended_by, f"'{death.member.name}': {death.reason}"))
         deaths = [words for _, words in self._deaths(epoch)]
-        return self._quarantine(plan, variant, request, self._alike(plan), deaths) if len(deaths) >= MAX_DEATHS else []
+        return self._quarantine(plan, variant, request, deaths, now) if len(deaths) >= MAX_DEATHS else []
 
     def _deaths(self, epoch: int) -> list[tuple[EndedBy, str]]:
         """Return how the workers ended that a plan with an epoch has ended, or one of those that count together with it."""
@@ -120,28 +138,34 @@ class Blame:
         return [other for other in self.planning.of_model(plan.standby) if not other.is_proven]
 
     def _quarantine(
-        self, plan: ServedPlan, variant: Variant, request: Request | None, alike: Sequence[ServedPlan], deaths: Sequence[str]
+        self, plan: ServedPlan, variant: Variant, request: Request | None, deaths: Sequence[str], now: float
     ) -> list[CoordinatorInstruction]:
         what = "this model, whole," if plan.is_standby else f"the plan '{variant.name}'"
         why = f"{what} has ended the workers of agents and is not run again: {'; '.join(deaths[-MAX_DEATHS:])}"[:2000]
+        seconds = float("inf")
+        if plan.is_proven:
+            seconds = min(LONGEST_QUARANTINE_S, FIRST_QUARANTINE_S * 4.0 ** min(plan.quarantines, 9))
+            plan.quarantines += 1
+            why = f"{why}; since it has answered before, only for {seconds:g} s"
         done: list[CoordinatorInstruction] = [Log(f"{plan.called}: {why}", event="given up", model=plan.model)]
         if request is not None and request.number in self.requests.open:
             done += self.requests.table.fail(request.number, "failed", Fault.EXECUTION, f"request {request.number}: {why}")
-        for each in alike:
-            done += self._give_up(each, why)
+        for each in self._alike(plan):
+            done += self._give_up(each, why, now + seconds)
         if plan.is_standby:
             done += self.loading.saved(plan, plan.latest)
-            # Neither is it to be planned any more: a plan would load it everywhere.
+            # Neither is it to be planned meanwhile: a plan would load it everywhere.
             for other in self.planning.of_model(plan):
                 # One that has answered requests of its own goes on; of another nothing is known but that it is the same model.
-                if not (other.serving and other.is_proven) and not other.quarantine:
-                    done += self._give_up(other, why)
+                if not (other.serving and other.is_proven) and not other.is_condemned:
+                    done += self._give_up(other, why, now + seconds)
                 done += self.planning.cancel(other)
         return done
 
-    def _give_up(self, plan: ServedPlan, why: str) -> list[CoordinatorInstruction]:
-        """Run a plan no more, and make it no more."""
-        plan.quarantine = why
+    def _give_up(self, plan: ServedPlan, why: str, until: float) -> list[CoordinatorInstruction]:
+        """Run a plan no more until then, and do not make it; what will never run is not kept."""
+        plan.quarantine, plan.quarantine_ends = why, until
         self.loading.touch(plan)
-        dropped = [instruction for variant in list(plan.variants) for instruction in self.requests.recovery.drop(variant)]
+        going = list(plan.variants) if plan.is_condemned else []
+        dropped = [instruction for variant in going for instruction in self.requests.recovery.drop(variant)]
         return [*self.planning.cancel(plan), *dropped]

@@ -272,7 +272,7 @@ class CoordinatorMachine:
 
     def _on_deployed(self, member: Member, message: Deployed, now: float) -> list[CoordinatorInstruction]:
         variant = self.loading.find(message.epoch)
-        done = [*self.blame.cleared(member, message.epoch), *self.loading.deployed(member, message.epoch, now)]
+        done = [*self.blame.cleared(member, message.epoch, now), *self.loading.deployed(member, message.epoch, now)]
         if variant is not None and variant.is_ready and (variant.plan.is_standby or variant.plan.timed == variant.job):
             done += self.loading.saved(variant.plan, variant.job)
         return done
@@ -287,7 +287,7 @@ class CoordinatorMachine:
 
     def _on_worker_lost(self, member: Member, message: WorkerLost, now: float) -> list[CoordinatorInstruction]:
         told = Log(f"the worker of agent '{member.name}' ended: {message.reason}", event="worker lost", node=member.name)
-        blamed = self.blame.worker_ended(member, message) if message.ended_by.guilty else []
+        blamed = self.blame.worker_ended(member, message, now) if message.ended_by.guilty else []
         variants = self.loading.load_again(member, now)
         self.recovery.let_go(now, member.name)
         return [told, *blamed, *self.recovery.lose_agent(member, variants)]
@@ -411,6 +411,7 @@ class CoordinatorMachine:
             done += self.requests.verifying.taken_back(variant)
             done += self.faults.try_all(variant, now)
         self.recovery.let_go(now)
+        done += self.blame.overdue(now)
         for plan in (*self.planning.waits_for_time(now), *self.standbys.waits_for_time(now)):
             self.loading.touch(plan)
         done += self.profiling.in_background(now, is_idle=not self.requests.open and not self.loading.loading_agents)

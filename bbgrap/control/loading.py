@@ -355,9 +355,10 @@ class Loading:
             return []  # it is made again in no time
         if plan.state or plan.top:
             return []  # sequences end with the coordinator; other ways to answer are mostly theirs, and asked for again
-        if not group and not (plan.is_standby and plan.planned and plan.quarantine):
+        if not group and not (plan.is_standby and plan.planned and plan.is_condemned):
             return []
         medians = plan.policy.medians
         variants = tuple(StoredVariant(v.epoch, v.nodes, medians.get(v.epoch, 0.0), v.place) for v in group)
+        why = plan.quarantine if plan.is_condemned else ""
         world, address = next((variant.world for variant in group), ""), self.settings.place
-        return [SavePlan(StoredPlan(job, plan.key, plan.model, plan.shapes, plan.options, world, address, variants, plan.quarantine))]
+        return [SavePlan(StoredPlan(job, plan.key, plan.model, plan.shapes, plan.options, world, address, variants, why))]

@@ -60,7 +60,6 @@ class Planning:
         self.links = links
         self.loading = loading
         self.plans: dict[str, ServedPlan] = {}
-        self.standbys: dict[str, ServedPlan] = {}
         self._behind: dict[ServedPlan, None] = {}
         """Those that wait for others, or for the requests of others."""
         self._nearly: dict[ServedPlan, None] = {}
@@ -85,7 +84,7 @@ class Planning:
             )
             plan.policy = LeastFinishTime() if plan.is_stream else LowestLatency()
             # Other shapes of a model that ends workers end them, too.
-            plan.quarantine = standby.quarantine
+            plan.quarantine, plan.quarantine_ends = standby.quarantine, standby.quarantine_ends
         return plan
 
     def forget_oldest(self) -> list[CoordinatorInstruction]:

@@ -217,6 +217,11 @@ class ServedPlan:
     deadly: int = 0
     """The run that has ended the latest of them."""
     quarantine: str = ""
+    """Why it is not run: it has ended workers."""
+    quarantine_ends: float = float("inf")
+    """When it is tried again, in seconds."""
+    quarantines: int = 0
+    """How often it was not run for a while."""
     trial: PlanTrial = field(default_factory=PlanTrial)
     unlike: Mapping[int, str] = field(default_factory=dict)
     """The jobs whose variants it cannot be like, and why."""
@@ -234,6 +239,11 @@ class ServedPlan:
     """Inputs, and the outputs that they are in the next request of a sequence."""
     top: tuple[tuple[str, int], ...] = ()
     """Outputs of which only so many largest elements are answered."""
+
+    @property
+    def is_condemned(self) -> bool:
+        """Whether it is not run again, ever."""
+        return bool(self.quarantine) and self.quarantine_ends == float("inf")
 
     @property
     def is_standby(self) -> bool:

@@ -1,12 +1,15 @@
 """What has ended a worker, as the coordinator concludes it."""
 
+from dataclasses import replace
+
 import pytest
 
 from bbgrap.control import coordinator_events as ce
+from bbgrap.control.blame import FIRST_QUARANTINE_S
 from bbgrap.protocol import client_messages as c
 from bbgrap.protocol import messages as m
 from tests.bbgrap.control.tiny_plans import MODEL
-from tests.bbgrap.control.wire import ready_wire
+from tests.bbgrap.control.wire import prepare_message, ready_wire, standby_wire
 
 
 def say(wire, name, message):
@@ -56,3 +59,60 @@ def test_what_wanted_memory_once_is_not_to_blame_for_a_crash_beside_it(before):
     say(wire, "b", m.WorkerLost("it crashed", computed.variants[0].epoch, 77, m.EndedBy.CRASH, loaded.variants[0].epoch))
     assert bool(loaded.quarantine) == (before is m.EndedBy.CRASH)
     assert not computed.quarantine
+
+
+def ends_two_workers(wire):
+    """Run a request that ends the worker of whoever computes it; return the reason that its client is told."""
+    call = wire.run()
+    for _ in range(2):
+        wire.deliver_all()
+        (start,) = wire.started.values()
+        (name,) = wire.nodes_of(start)
+        say(wire, name, m.WorkerLost("out of memory", start.epoch, start.request, m.EndedBy.MEMORY))
+        say(wire, name, m.Deployed(start.epoch, 0.0))
+    wire.deliver_all()
+    return wire.answer(call).reason
+
+
+def test_what_has_answered_before_is_tried_again_after_a_while_longer_each_time():
+    """A request may have been too large for these machines: the model was dead for everybody, until the coordinator lost its state."""
+    wire = standby_wire()
+    wire.until_answered(wire.run())
+    for seconds in (FIRST_QUARANTINE_S, 4 * FIRST_QUARANTINE_S):
+        assert ends_two_workers(wire).endswith(f"since it has answered before, only for {seconds:g} s")
+        loaded = dict(wire.coordinator.loading.by_epoch)
+        refused = wire.run()
+        wire.deliver_all()
+        assert "is not run again" in wire.answer(refused).reason
+        wire.wait(seconds - 1.0)
+        refused = wire.run()
+        wire.deliver_all()
+        assert "is not run again" in wire.answer(refused).reason
+        wire.wait(1.5)
+        call = wire.run()
+        wire.until_answered(call)
+        assert isinstance(wire.answer(call), c.RunResult)
+        assert wire.coordinator.loading.by_epoch == loaded
+
+
+def test_that_it_is_not_run_for_a_while_ends_with_the_coordinator():
+    wire = standby_wire()
+    wire.until_answered(wire.run())
+    assert "is not run again" in ends_two_workers(wire)
+    wire.restart_coordinator()
+    wire.until_answered(wire.call(lambda n: replace(prepare_message(n, wire.options), wait=False)))
+    call = wire.run()
+    wire.until_answered(call)
+    assert isinstance(wire.answer(call), c.RunResult)
+
+
+@pytest.mark.parametrize("answered", [False, True])
+def test_loads_for_which_memory_is_missing_do_not_condemn_what_answers_elsewhere(answered):
+    wire = standby_wire()
+    if answered:
+        wire.until_answered(wire.run())
+    (standby,) = wire.coordinator.standbys.by_model.values()
+    epoch = standby.variants[0].epoch
+    for name in "ab":
+        say(wire, name, m.WorkerLost("out of memory", 0, 0, m.EndedBy.MEMORY, epoch))
+    assert bool(standby.quarantine) != answered

@@ -149,7 +149,7 @@ class ClusterOnAFakeWire(RuleBasedStateMachine):
         running = [number for variant in variants for number in variant.queue.running]
         assert sorted(waiting + running) == sorted(machine.requests.open)
         assert len(machine.requests.table.by_caller) == len(machine.requests.open)
-        for standby in machine.planning.standbys.values():
+        for standby in machine.standbys.by_model.values():
             assert standby.outstanding == sum(request.plan.standby is standby for request in machine.requests.open.values())
         for variant in variants:
             assert variant in variant.plan.variants
