@@ -98,7 +98,8 @@ class Blame:
                 plan.quarantine, plan.quarantine_ends, plan.deadly = "", float("inf"), 0
                 plan.deaths.clear()
                 self.loading.touch(plan)
-                done.append(Log(f"{plan.called} is tried again: it had answered before it ended workers", model=plan.model))
+                if plan.is_proven:  # others wait for their standby
+                    done.append(Log(f"{plan.called} is tried again: it had answered before it ended workers", model=plan.model))
         return done
 
     def _blame(self, death: _Death, epoch: int, request: Request | None, run: int, now: float) -> list[CoordinatorInstruction]:
