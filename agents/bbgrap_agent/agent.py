@@ -31,6 +31,7 @@ from bbgrap.transport.control_client import ControlClient
 from bbgrap.transport.identity import TlsIdentity
 from bbgrap.transport.wakeup_queue import WakeupQueue
 from bbgrap_agent.nanny import Nanny, WorkerEnded
+from bbgrap_agent.own_address import AddressWatch
 from bbgrap_agent.pipe import FromWorker
 from bbgrap_agent.worker_settings import WorkerSettings
 
@@ -58,8 +59,12 @@ class Agent:
         settings: WorkerSettings,
         profile: NodeProfile | None,
         identity: TlsIdentity | None = None,
+        watch: AddressWatch | None = None,
     ) -> None:
-        """Take over the connections; nothing is started or sent before `run`. With an identity the data plane is locked."""
+        """Take over the connections; nothing is started or sent before `run`. With an identity the data plane is locked.
+
+        It leaves when `watch` has found another address of this machine.
+        """
         self._control = control
         self._profile = profile
         self._inbox: WakeupQueue[FromWorker | WorkerEnded | _Stop | Inspected] = WakeupQueue()
@@ -67,6 +72,7 @@ class Agent:
         self._machine: AgentMachine | None = None
         self._fault: str | None = None
         self._settings = settings
+        self._watch = watch
         self._inspecting: threading.Thread | None = None
 
     def stop(self, reason: str) -> None:
@@ -99,6 +105,8 @@ class Agent:
             if now >= due:
                 heartbeat = self._nanny.look(now)
                 self._fault = self._control.refused or self._fault
+                if self._watch is not None and self._watch.look(now):
+                    self._take(_Stop("its machine has another address"))
                 look = time.monotonic() + LOOK_S
                 if self._machine is not None and now >= tick:
                     self._handle(events.AgentTick(heartbeat), now)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import ipaddress
 import logging
 import math
 import os
 import signal
-import socket
 import tempfile
 from pathlib import Path
 from typing import Annotated
@@ -16,9 +14,11 @@ import typer
 
 from bbgrap.errors import BbgrapError, UsageError
 from bbgrap.observing.logs import LogFormat, name_node, write_logs
-from bbgrap.protocol.addresses import host_of, split_address
+from bbgrap.protocol.addresses import host_of
 from bbgrap.settings.options import SettingsCommand
 from bbgrap.settings.version import Version
+
+_STOPS = (signal.SIGTERM, signal.SIGINT)
 
 _log = logging.getLogger("bbgrap.agent")
 
@@ -122,6 +122,7 @@ def _work(
     from bbgrap.transport.tcp import listen_at
     from bbgrap_agent.agent import Agent
     from bbgrap_agent.enrolment import KeyFile, enrol, keys_folder
+    from bbgrap_agent.own_address import AddressWatch, own_address, own_host
     from bbgrap_agent.own_name import OwnName
     from bbgrap_agent.worker_settings import WorkerSettings
 
@@ -134,39 +135,52 @@ def _work(
     own = None if name else OwnName(cache / "names")
     called, keys = name if own is None else own.name, keys_dir or keys_folder()
     address = discover(lambda at: KeyFile(keys, at, called).read() or credentials.lock(at)) if join == MDNS else check_address(join)
-    host = advertise or own_address(address)
-    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    # Held here, so that the data plane keeps its address when a worker ends.
-    listener = listen_at(f"tcp://{own_host(host)}:{data_port}")
-    verbose = logging.getLogger().isEnabledFor(logging.DEBUG)
-    settings = WorkerSettings(
-        name=called,
-        threads=threads,
-        host=host,
-        coordinator_host=host_of(address),
-        cache_dir=str(cache),
-        compiling=int(compiling),
-        verbose=int(verbose),
-        state_bytes=state_memory << 20,
-    )
-    name_node(settings.name)
+    name_node(called)
     if credentials.is_insecure():
         _log.warning("insecure: this node believes whoever answers at %s, and what it computes travels unencrypted", address)
-    enrolment = enrol(address, credentials, settings.name, KeyFile(keys, address, called))
-    control = ControlClient(context, address, enrolment.find_lock, closed_before_sure=math.inf)
     given = None if profile is None else read_profile(profile)
-    agent = Agent(control, listener, settings, given, enrolment.identity)
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda received, _: agent.stop(signal.Signals(received).name))
-    agents.append(agent)
-    _log.info("agent '%s' joins %s, data plane at port %d", settings.name, address, listener.getsockname()[1])
+    verbose = logging.getLogger().isEnabledFor(logging.DEBUG)
+
+    def serve(context: zmq.Context[zmq.Socket[bytes]], host: str, watch: AddressWatch | None) -> str:
+        settings = WorkerSettings(
+            name=called,
+            threads=threads,
+            host=host,
+            coordinator_host=host_of(address),
+            cache_dir=str(cache),
+            compiling=int(compiling),
+            verbose=int(verbose),
+            state_bytes=state_memory << 20,
+        )
+        # Held here, so that the data plane keeps its address when a worker ends.
+        with listen_at(f"tcp://{own_host(host)}:{data_port}") as listener:
+            enrolment = enrol(address, credentials, called, KeyFile(keys, address, called))
+            control = ControlClient(context, address, enrolment.find_lock, closed_before_sure=math.inf)
+            agent = Agent(control, listener, settings, given, enrolment.identity, watch)
+            agents.append(agent)
+            for number in _STOPS:
+                signal.signal(number, lambda received, _: agent.stop(signal.Signals(received).name))
+            _log.info("agent '%s' joins %s, data plane at port %d", called, address, listener.getsockname()[1])
+            try:
+                return agent.run()
+            finally:
+                agents.clear()
+
+    host = advertise or own_address(address)
     try:
-        return agent.run()
+        with zmq.Context() as context:
+            while True:
+                watch = None if advertise else AddressWatch(address, host)
+                fault = serve(context, host, watch)
+                if fault or watch is None or not watch.found:
+                    return fault
+                _log.info("this machine had the address %s and has %s: the agent begins anew", host, watch.found)
+                host = watch.found
+                for number in _STOPS:
+                    signal.signal(number, signal.SIG_DFL)
     finally:
-        listener.close()
         if own is not None:
             own.close()
-        context.term()
 
 
 def _made(folder: Path) -> Path:
@@ -211,33 +225,6 @@ def pin(cores: set[int]) -> None:
         os.sched_setaffinity(0, cores)
     except (OSError, ValueError) as error:
         raise UsageError(f"cores: this process cannot be bound to {sorted(cores)}: {error}") from error
-
-
-def own_address(coordinator: str) -> str:
-    """Return the address of this machine on the way to the coordinator; nothing is sent."""
-    host, port = split_address(coordinator)
-    family = socket.AF_INET6 if host.startswith("[") else socket.AF_INET
-    with socket.socket(family, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect((host.strip("[]"), int(port)))
-            found = str(probe.getsockname()[0])
-        except OSError as error:
-            raise UsageError(f"coordinator '{coordinator}': its host cannot be found: {error.strerror or error}") from error
-    return f"[{found}]" if family == socket.AF_INET6 else found
-
-
-def own_host(advertised: str) -> str:
-    """Return what to listen at: only what others use if that is an address of this machine, else everything (`*`)."""
-    literal = advertised.strip("[]")
-    try:
-        # A name may stand for a loopback address here, and for another one elsewhere.
-        with socket.socket(socket.AF_INET6 if ":" in literal else socket.AF_INET) as probe:
-            ipaddress.ip_address(literal)
-            probe.bind((literal, 0))
-    except (OSError, ValueError):
-        _log.info("data plane: '%s' is no address of this machine, so it listens at all of them", advertised)
-        return "*"
-    return advertised
 
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, context_settings={"help_option_names": ["-h", "--help"]})

@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -52,7 +52,9 @@ def run(host: str, keys: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(["ip", "netns", "exec", host, "bbgrap", *words], capture_output=True, text=True, env=surroundings, check=False)
 
 
-def test_agents_on_two_hosts_answer_clients_on_both(hosts: None, tmp_path: Path) -> None:
+@pytest.fixture
+def keys(hosts: None, tmp_path: Path) -> Iterator[Path]:
+    """A coordinator on the first host, an agent on each; the folder of the coordinator's keys."""
     first, second = HOSTS
     keys = tmp_path / "state" / "keys"
 
@@ -60,26 +62,47 @@ def test_agents_on_two_hosts_answer_clients_on_both(hosts: None, tmp_path: Path)
         options = ["--name", name, "--threads", "1", "--token-file", str(keys / "join.token"), "--keys-dir", str(tmp_path / name)]
         return start(host, tmp_path / f"{name}.log", "bbgrap_agent.main", "--join", COORDINATOR, *options)
 
-    processes = [
-        start(
-            first, tmp_path / "coordinator.log", "bbgrap_coordinator.main", "--bind", COORDINATOR, "--state-dir", str(tmp_path / "state")
-        ),
-    ]
+    options = ["--bind", COORDINATOR, "--state-dir", str(tmp_path / "state")]
+    processes = [start(first, tmp_path / "coordinator.log", "bbgrap_coordinator.main", *options)]
     try:
-        deadline = time.monotonic() + 30
-        while not (keys / "join.token").exists():
-            assert time.monotonic() < deadline, (tmp_path / "coordinator.log").read_text()
-            time.sleep(0.1)
+        await_(lambda: (keys / "join.token").exists(), tmp_path)
         processes += [agent(first, "a"), agent(second, "b")]
-        while run(first, keys, "nodes", "--json").stdout.count('"alive"') < len(HOSTS):
-            assert time.monotonic() < deadline, "\n".join(log.read_text() for log in tmp_path.glob("*.log"))
-            time.sleep(0.3)
-        for host in HOSTS:
-            done = run(host, keys, "submit", "zoo:tiny", "--planner", "bbgrap", "--verify")  # which cuts it whatever machines can do
-            assert done.returncode == 0, done.stderr
-            assert "over a, b" in done.stdout
+        await_(lambda: run(first, keys, "nodes", "--json").stdout.count('"alive"') == len(HOSTS), tmp_path)
+        yield keys
     finally:
         for process in processes:
             process.terminate()
         for process in processes:
             process.wait(10)
+
+
+def await_(condition: Callable[[], bool], logs: Path) -> None:
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline, "\n".join(log.read_text() for log in logs.glob("*.log"))
+        time.sleep(0.3)
+
+
+def submit(host: str, keys: Path, planner: str = "bbgrap") -> str:
+    done = run(host, keys, "submit", "zoo:tiny", "--planner", planner, "--verify")  # one which cuts it whatever machines can do
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_agents_on_two_hosts_answer_clients_on_both(keys: Path) -> None:
+    for host in HOSTS:
+        assert "over a, b" in submit(host, keys)
+
+
+def test_an_agent_whose_host_gets_another_address_takes_part_again(keys: Path, tmp_path: Path) -> None:
+    """As a laptop does that comes into another network."""
+    first, second = HOSTS
+    submit(first, keys)
+    ip("-n", second, "addr", "del", "10.77.0.2/24", "dev", "eth0")
+    await_(lambda: "over a;" in submit(first, keys), tmp_path)
+    ip("-n", second, "addr", "add", "10.77.0.3/24", "dev", "eth0")
+    await_(lambda: "begins anew" in (tmp_path / "b.log").read_text(), tmp_path)
+    await_(lambda: run(first, keys, "nodes", "--json").stdout.count('"alive"') == len(HOSTS), tmp_path)
+    # What is planned anew needs them both; what was known already may go on where it was.
+    assert "over a, b" in submit(first, keys, "layerwise")
+    assert "10.77.0.3" in run(first, keys, "nodes", "--json").stdout

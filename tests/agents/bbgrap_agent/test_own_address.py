@@ -1,0 +1,45 @@
+"""That a machine has another address than before; `tests/network/test_two_hosts.py` shows what an agent does then."""
+
+import time
+
+from bbgrap_agent.own_address import LOOK_S, AddressWatch, own_host
+
+COORDINATOR = "tcp://127.0.0.1:7070"
+ELSEWHERE = "192.0.2.1"
+"""An address of documentation (RFC 5737), which no machine has."""
+
+
+def looked(watch, seconds=5.0):
+    deadline = time.monotonic() + seconds
+    while not watch.look(time.monotonic()) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return watch.found
+
+
+def test_a_machine_that_has_its_address_keeps_it():
+    for host in ("127.0.0.1", "[::1]", "a-name"):
+        assert looked(AddressWatch(COORDINATOR, host), 0.1) == ""
+
+
+def test_what_a_machine_has_instead_is_found():
+    assert looked(AddressWatch(COORDINATOR, ELSEWHERE)) == "127.0.0.1"
+
+
+def test_an_address_that_is_lost_for_a_while_is_no_change(monkeypatch):
+    monkeypatch.setattr("bbgrap_agent.own_address.own_address", lambda _: ELSEWHERE)
+    assert looked(AddressWatch(COORDINATOR, ELSEWHERE), 0.1) == ""
+
+
+def test_without_a_way_to_the_coordinator_it_waits_and_keeps_nobody():
+    watch = AddressWatch("tcp://nobody.invalid:7070", ELSEWHERE)
+    for number in range(5):
+        began = time.monotonic()
+        assert not watch.look(began + number * 2 * LOOK_S)
+        assert time.monotonic() - began < 0.5
+
+
+def test_it_listens_at_its_own_address_only_if_it_has_it(caplog):
+    caplog.set_level("INFO")
+    assert own_host("127.0.0.1") == "127.0.0.1"
+    assert own_host(ELSEWHERE) == own_host("a-name") == "*"
+    assert caplog.text.count("is no address of this machine") == 2
