@@ -16,7 +16,7 @@ from bbgrap.control.dispatch import Requests
 from bbgrap.control.loading import Loading
 from bbgrap.control.membership import Member
 from bbgrap.control.planning import Planning
-from bbgrap.control.plans import MAX_DEATHS, Request, ServedPlan, Variant
+from bbgrap.control.plans import MAX_DEATHS, Death, Request, ServedPlan, Variant
 from bbgrap.protocol.client_messages import Fault
 from bbgrap.protocol.messages import EndedBy, WorkerLost
 
@@ -26,23 +26,12 @@ LONGEST_QUARANTINE_S = 3600.0
 
 
 @dataclass(frozen=True, slots=True)
-class _Death:
-    """How the worker of a member ended."""
-
-    member: Member
-    ended_by: EndedBy
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
 class _Doubt:
     """A worker was ended while it loaded an epoch and computed for another one."""
 
-    death: _Death
-    loading: int
-    epoch: int
+    member: Member
+    message: WorkerLost
     request: Request | None
-    run: int
 
 
 class Blame:
@@ -67,28 +56,29 @@ class Blame:
             return []
         self._ended[member.name] = member.number, message
         doubt = self._doubts.pop(member.name, None)
-        if doubt is not None and doubt.request is not None and message.loading == doubt.loading and not message.epoch:
+        if doubt is not None and doubt.request is not None and message.loading == doubt.message.loading and not message.epoch:
             doubt.request.blamed = ""
-        request, death = self.requests.table.find(message.request), _Death(member, message.ended_by, message.reason)
+        request = self.requests.table.find(message.request)
         if message.epoch and message.loading:
-            computed, loaded = (self._has_ended_one(epoch, message.ended_by) for epoch in (message.epoch, message.loading))
+            computed = self._has_ended_one(message.epoch, message.ended_by, by_loading=False)
+            loaded = self._has_ended_one(message.loading, message.ended_by, by_loading=True)
             if loaded and not computed:
-                return self._blame(death, message.loading, None, 0, now)
+                return self._blame(member, message, message.loading, None, now)
             if computed and not loaded and self._has_never_answered(message.epoch):
-                return self._blame(death, message.epoch, request, message.request, now)
-            self._doubts[member.name] = _Doubt(death, message.loading, message.epoch, request, message.request)
+                return self._blame(member, message, message.epoch, request, now)
+            self._doubts[member.name] = _Doubt(member, message, request)
             if request is not None:
                 request.blamed = member.name
             return []
-        return self._blame(death, message.epoch or message.loading, request, message.request, now)
+        return self._blame(member, message, message.epoch or message.loading, request, now)
 
     def cleared(self, member: Member, epoch: int, now: float) -> list[CoordinatorInstruction]:
         """Note that an agent has loaded an epoch: if that was in doubt, what was computed beside it is to blame."""
         doubt = self._doubts.get(member.name)
-        if doubt is None or doubt.loading != epoch:
+        if doubt is None or doubt.message.loading != epoch:
             return []
         del self._doubts[member.name]
-        return self._blame(doubt.death, doubt.epoch, doubt.request, doubt.run, now) if doubt.death.member is member else []
+        return self._blame(member, doubt.message, doubt.message.epoch, doubt.request, now) if doubt.member is member else []
 
     def overdue(self, now: float) -> list[CoordinatorInstruction]:
         """Try again what was not run for long enough."""
@@ -102,31 +92,39 @@ class Blame:
                     done.append(Log(f"{plan.called} is tried again: it had answered before it ended workers", model=plan.model))
         return done
 
-    def _blame(self, death: _Death, epoch: int, request: Request | None, run: int, now: float) -> list[CoordinatorInstruction]:
+    def _blame(self, member: Member, message: WorkerLost, epoch: int, request: Request | None, now: float) -> list[CoordinatorInstruction]:
         variant = self.loading.find(epoch)
         if variant is None or variant.plan.quarantine:
             return []
-        plan = variant.plan
-        if plan.is_proven and not run:
+        plan, by_loading = variant.plan, epoch != message.epoch
+        if plan.is_proven and by_loading:
             return []  # it answers where it is loaded; where it cannot be, its load is tried again later and later
+        death = Death(member.name, message.ended_by, by_loading, message.reason)
         if request is not None:
-            request.blamed = death.member.name
-            if run == plan.deadly:
+            request.blamed = member.name
+            if message.request == plan.deadly:
                 # This run has ended another worker, too: that counts once. The request may have another number by now.
                 return []
-            plan.deadly = run
-        plan.deaths.append((death.ended_by, f"'{death.member.name}': {death.reason}"))
-        deaths = [words for _, words in self._deaths(epoch)]
-        return self._quarantine(plan, variant, request, deaths, now) if len(deaths) >= MAX_DEATHS else []
+            plan.deadly = message.request
+            request.deaths.append(death)
+        plan.deaths.append(death)
+        deaths = self._deaths(epoch)
+        if len(deaths) >= MAX_DEATHS:
+            return self._quarantine(plan, variant, request, deaths, now)
+        if request is not None and len(request.deaths) >= MAX_DEATHS and request.number in self.requests.open:
+            # On plans of several shapes, or on the plan and its standby: none has ended two, and it would end one of each.
+            why = f"request {request.number} has ended the workers of agents and is not run again: {_said(request.deaths)}"
+            return self.requests.table.fail(request.number, "failed", Fault.EXECUTION, why)
+        return []
 
-    def _deaths(self, epoch: int) -> list[tuple[EndedBy, str]]:
+    def _deaths(self, epoch: int) -> list[Death]:
         """Return how the workers ended that a plan with an epoch has ended, or one of those that count together with it."""
         variant = self.loading.find(epoch)
         return [] if variant is None else [death for plan in self._alike(variant.plan) for death in plan.deaths]
 
-    def _has_ended_one(self, epoch: int, ended_by: EndedBy) -> bool:
+    def _has_ended_one(self, epoch: int, ended_by: EndedBy, *, by_loading: bool) -> bool:
         """Return whether a worker has ended so before; what wanted memory once does not crash for that, nor the other way round."""
-        return any(before is ended_by for before, _ in self._deaths(epoch))
+        return any((before.ended_by, before.by_loading) == (ended_by, by_loading) for before in self._deaths(epoch))
 
     def _has_never_answered(self, epoch: int) -> bool:
         variant = self.loading.find(epoch)
@@ -139,10 +137,10 @@ class Blame:
         return [other for other in self.planning.of_model(plan.standby) if not other.is_proven]
 
     def _quarantine(
-        self, plan: ServedPlan, variant: Variant, request: Request | None, deaths: Sequence[str], now: float
+        self, plan: ServedPlan, variant: Variant, request: Request | None, deaths: Sequence[Death], now: float
     ) -> list[CoordinatorInstruction]:
         what = "this model, whole," if plan.is_standby else f"the plan '{variant.name}'"
-        why = f"{what} has ended the workers of agents and is not run again: {'; '.join(deaths[-MAX_DEATHS:])}"[:2000]
+        why = f"{what} has ended the workers of agents and is not run again: {_said(deaths)}"
         seconds = float("inf")
         if plan.is_proven:
             seconds = min(LONGEST_QUARANTINE_S, FIRST_QUARANTINE_S * 4.0 ** min(plan.quarantines, 9))
@@ -170,3 +168,7 @@ class Blame:
         going = list(plan.variants) if plan.is_condemned else []
         dropped = [instruction for variant in going for instruction in self.requests.recovery.drop(variant)]
         return [*self.planning.cancel(plan), *dropped]
+
+
+def _said(deaths: Sequence[Death]) -> str:
+    return "; ".join(f"'{death.agent}': {death.reason}" for death in deaths[-MAX_DEATHS:])[:2000]

@@ -163,6 +163,16 @@ class MadeAhead:
     variants: tuple[PlannedVariant, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Death:
+    """How an agent's worker was ended, and whether it loaded what is blamed for that, or computed it."""
+
+    agent: str
+    ended_by: EndedBy
+    by_loading: bool
+    reason: str
+
+
 @dataclass(eq=False, slots=True)
 class ServedPlan:
     """A model with shapes and options; without `options` it is the standby of the model, with a variant per copy.
@@ -212,8 +222,8 @@ class ServedPlan:
     """How often each node could not load it since `failed` was empty."""
     timed: int = 0
     """The newest job whose variants have been timed."""
-    deaths: list[tuple[EndedBy, str]] = field(default_factory=list)
-    """How workers ended that it has ended, and the same in words."""
+    deaths: list[Death] = field(default_factory=list)
+    """Of workers that it has ended."""
     deadly: int = 0
     """The run that has ended the latest of them."""
     quarantine: str = ""
@@ -405,6 +415,8 @@ class Request:
     epoch: int = 0
     lost: list[str] = field(default_factory=list)
     blamed: str = ""
+    deaths: list[Death] = field(default_factory=list)
+    """Of workers that its runs have ended."""
     former: tuple[int, ...] = ()
     held: tuple[str, float] | None = None
     overtook: dict[str, int] = field(default_factory=dict)

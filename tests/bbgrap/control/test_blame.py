@@ -116,3 +116,25 @@ def test_loads_for_which_memory_is_missing_do_not_condemn_what_answers_elsewhere
     for name in "ab":
         say(wire, name, m.WorkerLost("out of memory", 0, 0, m.EndedBy.MEMORY, epoch))
     assert bool(standby.quarantine) != answered
+
+
+def test_a_request_that_has_ended_one_worker_each_on_the_plan_and_its_standby_is_not_run_again():
+    wire = ready_wire("a", "b")
+    wire.until_answered(wire.run())
+    plans = (*wire.coordinator.planning.plans.values(), *wire.coordinator.standbys.by_model.values())
+    for plan in plans:
+        plan.is_proven = True
+    call, epochs = wire.run(), []
+    for _ in range(2):
+        wire.deliver_all()
+        (start,) = wire.started.values()
+        epochs.append(start.epoch)
+        name = wire.nodes_of(start)[0]
+        say(wire, name, m.WorkerLost("it crashed", start.epoch, start.request, m.EndedBy.CRASH))
+        for variant in plans[1].variants:
+            if name in variant.parts:
+                say(wire, name, m.Deployed(variant.epoch, 0.0))
+    wire.deliver_all()
+    assert [any(variant.epoch == epoch for variant in plan.variants) for plan, epoch in zip(plans, epochs, strict=True)] == [True, True]
+    assert "has ended the workers of agents and is not run again: 'a': it crashed; 'a': it crashed" in wire.answer(call).reason
+    assert not any(plan.quarantine for plan in plans)
