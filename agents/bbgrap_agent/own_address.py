@@ -9,7 +9,7 @@ import socket
 import threading
 from contextlib import suppress
 
-from bbgrap.errors import UsageError
+from bbgrap.errors import ClusterUnavailableError
 from bbgrap.protocol.addresses import split_address
 
 LOOK_S = 1.0
@@ -22,7 +22,7 @@ def own_address(coordinator: str) -> str:
     """Return the address of this machine on the way to the coordinator; nothing is sent.
 
     Raises:
-        UsageError: if the coordinator's host has no address, or there is no way to it.
+        ClusterUnavailableError: if the coordinator's host has no address, or there is no way to it, as before a network is up.
     """
     host, port = split_address(coordinator)
     family = socket.AF_INET6 if host.startswith("[") else socket.AF_INET
@@ -31,7 +31,7 @@ def own_address(coordinator: str) -> str:
             probe.connect((host.strip("[]"), int(port)))
             found = str(probe.getsockname()[0])
         except OSError as error:
-            raise UsageError(f"coordinator '{coordinator}': its host cannot be found: {error.strerror or error}") from error
+            raise ClusterUnavailableError(f"coordinator '{coordinator}': its host cannot be found: {error.strerror or error}") from error
     return f"[{found}]" if family == socket.AF_INET6 else found
 
 
@@ -86,6 +86,6 @@ class AddressWatch:
         return False
 
     def _look(self) -> None:
-        with suppress(UsageError):
+        with suppress(ClusterUnavailableError):
             found = own_address(self._coordinator)
             self.found = "" if found == self._host else found

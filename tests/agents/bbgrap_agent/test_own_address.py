@@ -2,7 +2,10 @@
 
 import time
 
-from bbgrap_agent.own_address import LOOK_S, AddressWatch, own_host
+import pytest
+from bbgrap_agent.own_address import LOOK_S, AddressWatch, own_address, own_host
+
+from bbgrap.errors import ClusterUnavailableError
 
 COORDINATOR = "tcp://127.0.0.1:7070"
 ELSEWHERE = "192.0.2.1"
@@ -43,3 +46,10 @@ def test_it_listens_at_its_own_address_only_if_it_has_it(caplog):
     assert own_host("127.0.0.1") == "127.0.0.1"
     assert own_host(ELSEWHERE) == own_host("a-name") == "*"
     assert caplog.text.count("is no address of this machine") == 2
+
+
+def test_a_host_that_cannot_be_found_may_be_there_later():
+    """Exit status 3: units start it again. With 2, a wrong option, an agent that began before its network never came back."""
+    with pytest.raises(ClusterUnavailableError, match=r"'tcp://nobody\.invalid:7070': its host cannot be found") as raised:
+        own_address("tcp://nobody.invalid:7070")
+    assert raised.value.exit_code == 3
