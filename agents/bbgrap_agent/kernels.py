@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from bbgrap.engine.sessions import open_session, session_options
+from bbgrap.errors import ExecutionError
 from bbgrap.graph.onnx_write import write_graph
 from bbgrap.graph.types import Array, DType, Graph, TensorType
 from bbgrap.shapemap import ShapeMap
@@ -110,9 +111,18 @@ def _numbers(random: np.random.Generator, kind: TensorType) -> Array:
 
 
 def kernel_times(profile: str) -> dict[str, list[float]]:
-    """Return the seconds of each run of each kernel, by node, of a profile that onnxruntime wrote."""
+    """Return the seconds of each run of each kernel, by node, of a profile that onnxruntime wrote.
+
+    Raises:
+        ExecutionError: if it is cut off.
+    """
     times: dict[str, list[float]] = {}
-    for event in json.loads(profile):
+    try:
+        events = json.loads(profile)
+    except ValueError as error:
+        folder = tempfile.gettempdir()
+        raise ExecutionError(f"what onnxruntime wrote of its kernels in '{folder}' is cut off: is the disk full?") from error
+    for event in events:
         match = _EVENT.fullmatch(str(event.get("name")))
         if event.get("cat") == "Node" and match:
             # whole microseconds, cut off: half of one is missing on average

@@ -8,6 +8,7 @@ import pytest
 from bbgrap_agent.kernels import kernel_times, measure_network, networks, works
 
 from bbgrap.engine.sessions import make_session
+from bbgrap.errors import ExecutionError
 from bbgrap.graph.onnx_write import write_graph
 from bbgrap.tdl.work import KINDS
 
@@ -53,6 +54,12 @@ def test_kernels_are_found_in_a_profile():
         {"cat": "Node", "name": "sum_fence_before", "dur": 1},
     ]
     assert kernel_times(json.dumps(events)) == {"conv3.relu": [10.5e-6, 12.5e-6], "sum": [3.5e-6], "ReorderOutput": [7.5e-6]}
+
+
+@pytest.mark.parametrize("written", ["", '[{"name": "conv_kernel_time"'])
+def test_what_a_full_disk_cut_off_is_said(written):
+    with pytest.raises(ExecutionError, match="is the disk full"):
+        kernel_times(written)
 
 
 def test_every_counted_kernel_is_timed(graphs):
