@@ -8,7 +8,7 @@ import os
 import signal
 import tempfile
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -17,6 +17,11 @@ from bbgrap.observing.logs import LogFormat, name_node, write_logs
 from bbgrap.protocol.addresses import host_of
 from bbgrap.settings.options import SettingsCommand
 from bbgrap.settings.version import Version
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from bbgrap_agent.own_address import AddressWatch
 
 _STOPS = (signal.SIGTERM, signal.SIGINT)
 
@@ -122,13 +127,21 @@ def _work(
     from bbgrap.transport.tcp import listen_at
     from bbgrap_agent.agent import Agent
     from bbgrap_agent.enrolment import KeyFile, enrol, keys_folder
-    from bbgrap_agent.own_address import AddressWatch, own_address, own_host
+    from bbgrap_agent.own_address import own_host
     from bbgrap_agent.own_name import OwnName
     from bbgrap_agent.worker_settings import WorkerSettings
 
     agents: list[Agent] = []
+    stops: list[str] = []
+
+    def stop(reason: str) -> None:
+        stops.append(reason)
+        if not agents:
+            os._exit(0)
+        agents[0].stop(reason)
+
     if until_eof:  # from the start: a parent may end while this waits for a coordinator
-        exit_with_parent(lambda: agents[0].stop("its parent ended") if agents else os._exit(0))
+        exit_with_parent(lambda: stop("its parent ended"))
     credentials = Credentials("", token_file, insecure)
     home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     cache = _made(cache_dir or home / "bbgrap" / "agent")
@@ -141,7 +154,9 @@ def _work(
     given = None if profile is None else read_profile(profile)
     verbose = logging.getLogger().isEnabledFor(logging.DEBUG)
 
-    def serve(context: zmq.Context[zmq.Socket[bytes]], host: str, watch: AddressWatch | None) -> str:
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+
+    def serve(host: str, watch: AddressWatch | None) -> str:
         settings = WorkerSettings(
             name=called,
             threads=threads,
@@ -159,28 +174,35 @@ def _work(
             agent = Agent(control, listener, settings, given, enrolment.identity, watch)
             agents.append(agent)
             for number in _STOPS:
-                signal.signal(number, lambda received, _: agent.stop(signal.Signals(received).name))
+                signal.signal(number, lambda received, _: stop(signal.Signals(received).name))
             _log.info("agent '%s' joins %s, data plane at port %d", called, address, listener.getsockname()[1])
             try:
                 return agent.run()
             finally:
                 agents.clear()
 
-    host = advertise or own_address(address)
     try:
-        with zmq.Context() as context:
-            while True:
-                watch = None if advertise else AddressWatch(address, host)
-                fault = serve(context, host, watch)
-                if fault or watch is None or not watch.found:
-                    return fault
-                _log.info("this machine had the address %s and has %s: the agent begins anew", host, watch.found)
-                host = watch.found
-                for number in _STOPS:
-                    signal.signal(number, signal.SIG_DFL)
+        return serve(advertise, None) if advertise else _serve_where_it_is(address, serve, stops)
     finally:
         if own is not None:
             own.close()
+        context.term()
+
+
+def _serve_where_it_is(address: str, serve: Callable[[str, AddressWatch], str], stops: Sequence[str]) -> str:
+    """Serve at this machine's address, and anew at each that it gets instead, until there is a fault or a reason to stop."""
+    from bbgrap_agent.own_address import AddressWatch, own_address
+
+    host = own_address(address)
+    while True:
+        watch = AddressWatch(address, host)
+        fault = serve(host, watch)
+        if fault or stops or not watch.found:
+            return fault
+        _log.info("this machine had the address %s and has %s: the agent begins anew", host, watch.found)
+        host = watch.found
+        for number in _STOPS:
+            signal.signal(number, signal.SIG_DFL)
 
 
 def _made(folder: Path) -> Path:
