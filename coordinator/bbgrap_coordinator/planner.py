@@ -5,6 +5,7 @@ Not to be started by hand: its arguments are what it makes and the descriptor of
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import shutil
@@ -145,7 +146,9 @@ def _reply(task: Task, maker: _Maker) -> PlannerReply:
     except BbgrapError as error:
         return PlannerReply(Fault.of(error).value, str(error))
     except OSError as error:
-        return PlannerReply(Fault.PLAN.value, f"planner: the coordinator cannot keep what was planned: {error.strerror or error}")
+        # A disk that is full may have room soon: sessions repeat what is busy until their deadline.
+        fault = Fault.BUSY if error.errno in {errno.ENOSPC, errno.EDQUOT} else Fault.PLAN
+        return PlannerReply(fault.value, f"planner: the coordinator cannot keep what was planned: {error.strerror or error}")
     except MemoryError:
         return PlannerReply(
             Fault.MODEL.value, f"planner: '{task.model.name}' needs more than the {memory_bound()} bytes that planning may take"

@@ -1,6 +1,7 @@
 """Standbys of more models than may be loaded: who is asked keeps its own, and whoever waits gets one again."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
@@ -8,13 +9,14 @@ from bbgrap.control import agent_events as ae
 from bbgrap.control import coordinator_events as ce
 from bbgrap.control import coordinator_instructions
 from bbgrap.control.planning import STANDBY_FIRST_S
+from bbgrap.control.plans import FIRST_AGAIN_S
 from bbgrap.control.standby import MAX_STANDBYS, MUCH_TO_LOAD
 from bbgrap.control.uploads import offer_digest
 from bbgrap.planners.options import PlanOptions
 from bbgrap.protocol import client_messages as c
 from bbgrap.protocol.messages import EndedBy
-from tests.bbgrap.control.tiny_plans import FILE, MODEL
-from tests.bbgrap.control.wire import Wire, joined_wire, ready_wire
+from tests.bbgrap.control.tiny_plans import FILE, MODEL, standby_of
+from tests.bbgrap.control.wire import Wire, joined_wire, prepare_message, ready_wire
 
 
 @pytest.fixture
@@ -221,3 +223,22 @@ def test_an_agent_that_comes_back_loads_first_what_was_asked_for_last(wire):
     assert len(loaded) > 4
     assert loaded[0] == (MODEL, True)
     assert {model for model, _ in loaded[: sum(model == MODEL for model, _ in loaded)]} == {MODEL}
+
+
+def test_a_standby_that_cannot_be_kept_for_now_is_made_again():
+    """Where the coordinator's disk is full: what waits is told to come again, and who does is answered."""
+    wire = joined_wire("a", "b")
+
+    def full(start):
+        return ce.PlanFailed(start.job, c.Fault.BUSY, "no space left")
+
+    wire.plan, wire.standby = full, full
+    wire.call(lambda n: replace(prepare_message(n, wire.options), wait=False))
+    call = wire.run()
+    wire.until_answered(call)
+    assert wire.answer(call).fault is c.Fault.BUSY
+    wire.standby = standby_of
+    wire.wait(FIRST_AGAIN_S + 0.5)
+    call = wire.run()
+    wire.until_answered(call)
+    assert isinstance(wire.answer(call), c.RunResult)

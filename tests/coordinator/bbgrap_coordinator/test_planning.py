@@ -1,5 +1,6 @@
 """Planning in processes of its own: what is found and what goes wrong arrives, whatever the process does."""
 
+import errno
 import hashlib
 import json
 import os
@@ -14,6 +15,7 @@ import psutil
 import pytest
 from bbgrap_coordinator.artifacts import ArtifactFolders
 from bbgrap_coordinator.models import ModelStore
+from bbgrap_coordinator.planner import _reply
 from bbgrap_coordinator.planner_process import PlannerProcess, PlannerReply, Task
 from bbgrap_coordinator.planning import LEAST_LIMIT_S, PLANNER, PlanningQueues, limit_s
 
@@ -314,3 +316,15 @@ def test_one_whose_coordinator_is_killed_leaves_no_files(tmp_path):
     finally:
         child.process.kill()
         child.close()
+
+
+@pytest.mark.parametrize(("number", "fault"), [(errno.ENOSPC, Fault.BUSY), (errno.EDQUOT, Fault.BUSY), (errno.EACCES, Fault.PLAN)])
+def test_a_full_disk_is_a_reason_to_come_again(number, fault, tmp_path):
+    """A campaign's: requests with a deadline of 30 s failed since the disk had been full for five."""
+
+    class Full:
+        def make(self, task):
+            raise OSError(number, os.strerror(number))
+
+    reply = _reply(Task(tmp_path, "", tmp_path, None), Full())
+    assert (reply.fault, reply.text) == (fault.value, f"planner: the coordinator cannot keep what was planned: {os.strerror(number)}")
