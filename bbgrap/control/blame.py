@@ -23,6 +23,7 @@ from bbgrap.protocol.messages import EndedBy, WorkerLost
 FIRST_QUARANTINE_S = 60.0
 """For how long a plan that has answered is not run; four times as long each time. Chosen: two workers lost take the others a second."""
 LONGEST_QUARANTINE_S = 3600.0
+"""Chosen: so often a model whose requests end workers again and again may end two."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +157,7 @@ class Blame:
             # Neither is it to be planned meanwhile: a plan would load it everywhere.
             for other in self.planning.of_model(plan):
                 # One that has answered requests of its own goes on; of another nothing is known but that it is the same model.
-                if not (other.serving and other.is_proven) and not other.is_condemned:
+                if not (other.serving and other.is_proven) and not other.quarantine:
                     done += self._give_up(other, why, now + seconds)
                 done += self.planning.cancel(other)
         return done

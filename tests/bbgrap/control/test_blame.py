@@ -95,6 +95,18 @@ def test_what_has_answered_before_is_tried_again_after_a_while_longer_each_time(
         assert wire.coordinator.loading.by_epoch == loaded
 
 
+def test_a_plan_is_not_tried_again_sooner_since_its_standby_is():
+    wire = ready_wire("a", "b")
+    (plan,), (standby,) = wire.coordinator.planning.plans.values(), wire.coordinator.standbys.by_model.values()
+    plan.is_proven = standby.is_proven = True
+    plan.quarantine, plan.quarantine_ends = "it has ended workers twice", wire.now + 4 * FIRST_QUARANTINE_S
+    ends = plan.quarantine_ends
+    for request in (77, 78):
+        say(wire, "a", m.WorkerLost("it crashed", standby.variants[0].epoch, request, m.EndedBy.CRASH))
+    assert standby.quarantine
+    assert (plan.quarantine, plan.quarantine_ends) == ("it has ended workers twice", ends)
+
+
 def test_that_it_is_not_run_for_a_while_ends_with_the_coordinator():
     wire = standby_wire()
     wire.until_answered(wire.run())

@@ -83,7 +83,7 @@ class Checks:
             return kinds["planner fails"] + kinds["planner never"] > 0
         if "no memory" in reason or ("cannot run the deployment" in reason and "out of memory" in reason):
             # A worker that ended once is no reason to refuse anything.
-            return kinds["loads fail"] > 0 or kinds["exhaust worker"] >= MAX_DEATHS
+            return kinds["loads fail"] > 0 or ("out of memory" in reason and kinds["exhaust worker"] >= MAX_DEATHS)
         if "trace again" in reason:
             return outcome.trait == "record"
         if outcome.until - outcome.asked < LONG_S:
