@@ -11,7 +11,8 @@ from collections.abc import Collection, Mapping
 
 from bbgrap.control.loading import Loading
 from bbgrap.control.membership import Members
-from bbgrap.control.plans import MAX_DEATHS, Request, ServedPlan, Variant
+from bbgrap.control.plans import MAX_DEATHS, ServedPlan, Variant
+from bbgrap.control.request import Request
 from bbgrap.control.scaled_plans import answer_more_at_once
 from bbgrap.control.sequences import Sequences, fits
 from bbgrap.control.stalls import is_behind_another, is_stuck

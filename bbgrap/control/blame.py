@@ -16,7 +16,8 @@ from bbgrap.control.dispatch import Requests
 from bbgrap.control.loading import Loading
 from bbgrap.control.membership import Member
 from bbgrap.control.planning import Planning
-from bbgrap.control.plans import MAX_DEATHS, Death, Request, ServedPlan, Variant
+from bbgrap.control.plans import MAX_DEATHS, Death, ServedPlan, Variant
+from bbgrap.control.request import Request
 from bbgrap.protocol.client_messages import Fault
 from bbgrap.protocol.messages import EndedBy, WorkerLost
 

@@ -20,7 +20,8 @@ from bbgrap.control.loading import Loading
 from bbgrap.control.membership import Member, Members
 from bbgrap.control.open_requests import OpenRequests
 from bbgrap.control.planning import Planning
-from bbgrap.control.plans import Caller, Request, ServedPlan, Variant
+from bbgrap.control.plans import Caller, ServedPlan, Variant
+from bbgrap.control.request import Request
 from bbgrap.control.request_recovery import RequestRecovery
 from bbgrap.control.request_statistics import RequestStatistics
 from bbgrap.control.scaled_plans import learn

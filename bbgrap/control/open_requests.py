@@ -13,7 +13,8 @@ from bbgrap.control.coordinator_instructions import CoordinatorInstruction, Log,
 from bbgrap.control.coordinator_settings import Settings
 from bbgrap.control.lifecycles import Lifecycle, Tracker
 from bbgrap.control.loading import OVERDUE_S, PATIENCE_S, Loading
-from bbgrap.control.plans import Caller, Request, ServedPlan
+from bbgrap.control.plans import Caller, ServedPlan
+from bbgrap.control.request import Request
 from bbgrap.control.request_statistics import RequestStatistics
 from bbgrap.control.sequence import Sequence
 from bbgrap.control.stalls import SLOWEST_LINK

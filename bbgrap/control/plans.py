@@ -1,4 +1,4 @@
-"""What the coordinator knows of models, their standbys and plans, their variants, and the requests on them.
+"""What the coordinator knows of models, their standbys and plans, and their variants; `request` has what runs on them.
 
     Model ── standby ── copies, each on one node        (a `ServedPlan` with a variant per copy)
       └──── plans ───── variants on the agents of a moment
@@ -21,11 +21,10 @@ from bbgrap.control.coordinator_instructions import Base
 from bbgrap.control.lifecycles import Tracker
 from bbgrap.control.plan_trial import PlanTrial
 from bbgrap.control.planned_variant import SCALED_FROM, PlannedVariant
-from bbgrap.control.sequence import Sequence
 from bbgrap.control.variants import InFlightQueue, LeastFinishTime, Policy, Timing
 from bbgrap.planners.options import PlanOptions
 from bbgrap.protocol.addresses import split_place
-from bbgrap.protocol.client_messages import Fault, ModelFile, ModelPrepared, RunModel
+from bbgrap.protocol.client_messages import Fault, ModelFile, ModelPrepared
 from bbgrap.protocol.messages import Deploy, EndedBy, Peer
 from bbgrap.protocol.tensors import Inputs
 
@@ -393,40 +392,3 @@ class ServedPlan:
         times = [f"{v.name} {1e3 * medians[v.epoch]:.1f} ms" for v in self.variants if v.epoch in medians]
         names = "every variant" if self.policy.serving is None else " and ".join(v.name for v in self.serving) or "nobody"
         return f"{self.called}: {', '.join(times) or 'its variants could not be timed'}; {names} serves"
-
-
-@dataclass(eq=False, slots=True)
-class Request:
-    """A request of a client; `epoch` is that of the variant it runs on, 0 if it waits; `lost` are the agents that its runs have lost.
-
-    `blamed` is the agent whose worker a run of it has ended; `former` are the numbers of its latest runs that were taken back. It is `held`
-    until a time, in seconds, or until something is heard of an agent; `overtook` is how many had ended on each agent when it was started
-    there.
-    """
-
-    number: int
-    caller: Caller
-    message: RunModel
-    plan: ServedPlan
-    deadline: float
-    tracker: Tracker
-    asked: float
-    """When its client said it or asked after it last, in seconds."""
-    epoch: int = 0
-    lost: list[str] = field(default_factory=list)
-    blamed: str = ""
-    deaths: list[Death] = field(default_factory=list)
-    """Of workers that its runs have ended."""
-    former: tuple[int, ...] = ()
-    held: tuple[str, float] | None = None
-    overtook: dict[str, int] = field(default_factory=dict)
-    sequence: Sequence | None = None
-    came: int = 0
-    """Its first number: one that runs again keeps its place among those that wait."""
-    is_drawn: bool = False
-    """Whether it is verified when it has been answered."""
-
-    @property
-    def bytes(self) -> int:
-        """What its inputs take until it is answered."""
-        return sum(len(part) for part in self.message.payload)

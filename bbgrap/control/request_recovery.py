@@ -12,7 +12,8 @@ from bbgrap.control.coordinator_instructions import CoordinatorInstruction, Log,
 from bbgrap.control.loading import PATIENCE_S, Loading
 from bbgrap.control.membership import Member, Members
 from bbgrap.control.open_requests import OpenRequests
-from bbgrap.control.plans import MAX_DEATHS, Request, Variant
+from bbgrap.control.plans import MAX_DEATHS, Variant
+from bbgrap.control.request import Request
 from bbgrap.control.sequences import Sequences
 from bbgrap.control.synthetic_requests import SyntheticRequests
 from bbgrap.control.verifying import Verifying

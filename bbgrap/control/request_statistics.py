@@ -13,7 +13,8 @@ from dataclasses import dataclass, field, replace
 from bbgrap.control.audit import Ending
 from bbgrap.control.coordinator_instructions import CoordinatorInstruction, Log
 from bbgrap.control.coordinator_settings import Settings
-from bbgrap.control.plans import Request, ServedPlan, Variant
+from bbgrap.control.plans import ServedPlan, Variant
+from bbgrap.control.request import Request
 from bbgrap.protocol.limits import MAX_TEXT_BYTES
 from bbgrap.protocol.status_messages import LATENCY_BUCKETS_S, ClusterEvent, EventKind, Latency, NodeStatus
 from bbgrap.runtime.recording import Record

@@ -19,7 +19,8 @@ from bbgrap.control.coordinator_events import RoutingId
 from bbgrap.control.coordinator_instructions import CoordinatorInstruction, KeepState, StartRequest
 from bbgrap.control.joined_requests import joined
 from bbgrap.control.loading import Loading
-from bbgrap.control.plans import Request, ServedPlan, Variant
+from bbgrap.control.plans import ServedPlan, Variant
+from bbgrap.control.request import Request
 from bbgrap.control.request_inputs import Keep, RequestInputs, given_of
 from bbgrap.control.request_statistics import RequestStatistics
 from bbgrap.control.sequence import Sequence

@@ -11,7 +11,8 @@ from collections.abc import Iterable, Iterator
 
 from bbgrap.control.loading import Loading
 from bbgrap.control.membership import Member, Members
-from bbgrap.control.plans import Request, Variant
+from bbgrap.control.plans import Variant
+from bbgrap.control.request import Request
 from bbgrap.protocol.tensors import given_bytes
 
 STUCK_S = 0.3

@@ -27,7 +27,8 @@ from bbgrap.control.coordinator_instructions import Answer, Audit, Compare, Coor
 from bbgrap.control.coordinator_settings import Settings
 from bbgrap.control.loading import Loading
 from bbgrap.control.planning import Planning
-from bbgrap.control.plans import Request, Variant
+from bbgrap.control.plans import Variant
+from bbgrap.control.request import Request
 from bbgrap.control.synthetic_requests import SyntheticRequests
 
 MAX_BYTES = 256 << 20

@@ -9,7 +9,7 @@ from bbgrap.control import coordinator_events as ce
 from bbgrap.control import coordinator_instructions, coordinator_settings, verifying
 from bbgrap.control.audit import EVERY_S
 from bbgrap.control.lifecycles import Lifecycle, Tracker
-from bbgrap.control.plans import Request
+from bbgrap.control.request import Request
 from bbgrap.control.stalls import UNAWAITED_STALLED_S
 from bbgrap.control.verifying import GIVE_WAY_S, RUN_WITHIN_S, suspects
 from bbgrap.planners.options import PlanOptions
