@@ -3,6 +3,7 @@
     handshake   admits(key)             may it connect?              (from ZeroMQ's thread)
     message     refusal(who, message)   may its role say this?       (every message: an open connection outlasts its key by moments)
     keys        answer(who, message)    enrol, create, list, revoke, rotate
+    time        ended()                 whose connections are to be ended
 
 Laws: whatever changes is on the disk before anybody is told; a secret leaves this process in the answer to who asked for a token only.
 """
@@ -13,6 +14,7 @@ import ssl
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from itertools import chain, count
 from pathlib import Path
 from typing import assert_never
 
@@ -20,6 +22,7 @@ from bbgrap.cluster.types import COORDINATOR
 from bbgrap.errors import AccessError, BbgrapError
 from bbgrap.protocol.client_messages import Ask, Cancel, ClientAnswer, ClientMessage, EndSequence, Failed, Fault, ForkSequence
 from bbgrap.protocol.key_messages import (
+    MAX_KEY_NAME_BYTES,
     CreateToken,
     Enrol,
     Enrolled,
@@ -55,7 +58,7 @@ class KeyRing:
     """The keys of a locked coordinator.
 
     Invariants: `_entries` are those on the disk, by key; names of valid ones differ; `_valid` holds the keys that may connect, and is
-    replaced as a whole, for another thread reads it.
+    replaced as a whole, for another thread reads it; `_ended` are those that it has lost since somebody asked.
     """
 
     def __init__(self, path: Path, *, locks_data: bool = True, clock: Callable[[], float] = time.time) -> None:
@@ -72,6 +75,7 @@ class KeyRing:
         self._pair = KeyPair.of(kept.secrets.curve)
         self._entries = {bytes.fromhex(entry.key): entry for entry in kept.entries}
         self._valid: frozenset[bytes] = frozenset()
+        self._ended: list[bytes] = []
         self._authority = kept.secrets.authority if locks_data else None
         self._signed: dict[str, tuple[bytes, bytes]] = {}
         """The latest request and certificate by key. A node that waits says it again, and uses whichever answer comes first."""
@@ -132,8 +136,8 @@ class KeyRing:
             return f"node '{entry.name}' shows a certificate that was not made for it; start it anew"
         return ""
 
-    def answer(self, identity: bytes, message: KeyMessage, connections: Callable[[bytes], int]) -> tuple[KeyAnswer, list[bytes]]:
-        """Do what an allowed message asks for; return the answer, and the keys of which connections shall end."""
+    def answer(self, identity: bytes, message: KeyMessage, connections: Callable[[bytes], int]) -> KeyAnswer:
+        """Do what an allowed message asks for; return the answer. `ended` then says which connections shall end."""
         try:
             match message:
                 case Enrol():
@@ -141,54 +145,54 @@ class KeyRing:
                 case CreateToken():
                     self._check_name(message.name)
                     token, entry = self._made(_role(message.role), message.name, message.lasts_s)
-                    return TokenMade(message.call, token.text, self._status(entry, 0)), []
+                    return TokenMade(message.call, token.text, self._status(entry, 0))
                 case ListTokens():
-                    return Tokens(message.call, self._statuses(connections)), []
+                    return Tokens(message.call, self._statuses(connections))
                 case RevokeToken():
                     gone = self._find(message.name)
                     self._change(replace(gone, revoked=self._clock()))
                     if gone.name in {LOCAL, JOIN}:
                         self.token_file(gone.name).unlink(missing_ok=True)
-                    return Tokens(message.call, self._statuses(connections)), [bytes.fromhex(gone.key)]
+                    return Tokens(message.call, self._statuses(connections))
                 case RotateToken():
-                    return self._rotate(message), []
+                    return self._rotate(message)
                 case _:
                     assert_never(message)
         except BbgrapError as error:
-            return _refused_call(message, str(error)), []
+            return _refused_call(message, str(error))
         except OSError as error:
             # A disk that is full may have room again: a node that has just started shall not be away for good.
             why = f"keys: nothing has changed, for they cannot be written: {error.strerror or error}"
-            return _refused_call(message, why, retry=True), []
+            return _refused_call(message, why, retry=True)
 
-    def expired(self) -> list[bytes]:
-        """Return the keys that have expired since this was asked."""
+    def ended(self) -> list[bytes]:
+        """Return the keys that were taken back, replaced or have expired since this was asked."""
         now = self._clock()
-        gone = [key for key in self._valid if not self._entries[key].is_valid(now)]
-        if gone:
+        if not all(self._entries[key].is_valid(now) for key in self._valid):
             self._renew()
-        return gone
+        ended, self._ended = self._ended, []
+        return ended
 
     # --- nodes ------------------------------------------------------------------------------------------------------------------------
 
-    def _enrol(self, identity: bytes, message: Enrol, connections: Callable[[bytes], int]) -> tuple[Enrolled | Refused, list[bytes]]:
+    def _enrol(self, identity: bytes, message: Enrol, connections: Callable[[bytes], int]) -> Enrolled | Refused:
         by, key = self._entries[key_of(identity)], bytes.fromhex(message.key)
         replaced: list[KeyRecord] = []
         if by.kind == NODE:
             if key != key_of(identity) or message.name != by.name:
-                return Refused(f"node '{by.name}' may renew its own certificate only; enrol others with a token", retry=False), []
+                return Refused(f"node '{by.name}' may renew its own certificate only; enrol others with a token", retry=False)
             entry = by
         else:
             before = self._named(message.name)
             if before is not None and before.kind == NODE and before.key != message.key:
                 if connections(bytes.fromhex(before.key)):
-                    return Refused(f"the name '{message.name}' is taken by a live agent; choose another with --name", retry=True), []
+                    return Refused(f"the name '{message.name}' is taken by a live agent; choose another with --name", retry=True)
                 # A machine that has lost its key comes again.
                 replaced.append(replace(before, revoked=self._clock()))
             elif before is None or before.kind != NODE:
                 self._check_name(message.name)
             if key in self._entries and (before is None or before.key != message.key):
-                return Refused("this key is known already, under another name, or was taken back; make a new one", retry=False), []
+                return Refused("this key is known already, under another name, or was taken back; make a new one", retry=False)
             entry = KeyRecord(message.key, NODE, message.name, self._clock(), by=by.name)
         certificate, authority, fingerprint = b"", b"", ""
         if self._authority is not None:  # first: a request that is none changes nothing
@@ -199,7 +203,7 @@ class KeyRing:
             authority = self._authority.certificate
             fingerprint = fingerprint_of(ssl.PEM_cert_to_DER_cert(certificate.decode()))
         self._change(*replaced, replace(entry, fingerprint=fingerprint))
-        return Enrolled(certificate, authority), [bytes.fromhex(gone.key) for gone in replaced]
+        return Enrolled(certificate, authority)
 
     # --- tokens -----------------------------------------------------------------------------------------------------------------------
 
@@ -229,11 +233,18 @@ class KeyRing:
             raise AccessError(f"'{old.name}' is a node: it has no token; to let it enrol anew, revoke it")
         now = self._clock()
         ends = now + message.grace_s
-        replaced = replace(old, name=f"{old.name} (rotated)", expires=min(old.expires or ends, ends))
+        replaced = replace(old, name=self._name_of_replaced(old.name), expires=min(old.expires or ends, ends))
         token, entry = self._made(_role(old.kind), old.name, old.expires - now if old.expires else 0.0, replaced)
         if old.name in {LOCAL, JOIN}:
             write_secret(self.token_file(old.name), token.text)
         return TokenMade(message.call, token.text, self._status(entry, 0))
+
+    def _name_of_replaced(self, name: str) -> str:
+        """Return what a token is called until it ends, now that another one has its name."""
+        taken = {entry.name for entry in self._valid_entries()}
+        ends = chain([" (rotated)"], (f" (rotated {number})" for number in count(2)))
+        names = (name.encode()[: MAX_KEY_NAME_BYTES - len(end)].decode(errors="ignore") + end for end in ends)
+        return next(name for name in names if name not in taken)
 
     def _find(self, name: str) -> KeyRecord:
         found = self._named(name)
@@ -268,13 +279,15 @@ class KeyRing:
         entries: dict[bytes, KeyRecord] = {**self._entries, **{bytes.fromhex(entry.key): entry for entry in changed}}
         if len(entries) > MAX_ENTRIES:
             entries = _pruned(entries, self._clock())
+            self._signed = {key: kept for key, kept in self._signed.items() if bytes.fromhex(key) in entries}
         write_keys(self._path, SavedKeys(self._secrets, tuple(entries.values())))
         self._entries = entries
         self._renew()
 
     def _renew(self) -> None:
-        now = self._clock()
+        now, before = self._clock(), self._valid
         self._valid = frozenset(key for key, entry in self._entries.items() if entry.is_valid(now))
+        self._ended += before - self._valid
 
 
 def _pruned(entries: Mapping[bytes, KeyRecord], now: float) -> dict[bytes, KeyRecord]:
@@ -302,15 +315,15 @@ class NoKeys:
         del identity, message
         return ""
 
-    def answer(self, identity: bytes, message: KeyMessage, connections: Callable[[bytes], int]) -> tuple[KeyAnswer, list[bytes]]:
+    def answer(self, identity: bytes, message: KeyMessage, connections: Callable[[bytes], int]) -> KeyAnswer:
         """See `KeyRing.answer`: there are no tokens, and nodes need none."""
         del identity, connections
         if isinstance(message, Enrol):
-            return Enrolled(b"", b""), []
-        return _refused_call(message, "this coordinator runs with --insecure: it has no keys; start it without to lock it"), []
+            return Enrolled(b"", b"")
+        return _refused_call(message, "this coordinator runs with --insecure: it has no keys; start it without to lock it")
 
-    def expired(self) -> list[bytes]:
-        """See `KeyRing.expired`."""
+    def ended(self) -> list[bytes]:
+        """See `KeyRing.ended`."""
         return []
 
     def is_node(self, identity: bytes) -> bool:

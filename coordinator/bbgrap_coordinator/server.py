@@ -2,7 +2,8 @@
 
 Planning takes long: other threads wait for the planners' processes meanwhile (`bbgrap_coordinator.planning`), and another one writes what
 must survive (`bbgrap_coordinator.storage`). Everything else is done here, on one thread. Laws: every message that had arrived at a moment
-is handled before that moment is judged, so a busy coordinator does not take living agents for dead.
+is handled before that moment is judged, so a busy coordinator does not take living agents for dead; and it is judged at last, so whoever
+never stops sending does not stop the time.
 """
 
 from __future__ import annotations
@@ -64,6 +65,9 @@ from bbgrap_coordinator.planning import PlanningQueues
 from bbgrap_coordinator.storage import Storage
 
 _TICK_S = 0.1
+_MOST_LATE_S = 0.5
+"""How long messages are taken for before time is judged all the same. ZeroMQ takes them from all connections in turns: by then it has
+heard everybody. Chosen."""
 _BATCH = 256
 """Messages handled before the other socket gets its turn."""
 
@@ -132,7 +136,7 @@ class Server:
         poller.register(self._control.socket, zmq.POLLIN)
         poller.register(self._control.channels.fileno(), zmq.POLLIN)
         poller.register(self._events.fileno(), zmq.POLLIN)
-        due, more = time.monotonic() + _TICK_S, False
+        due, late, more = time.monotonic() + _TICK_S, 0.0, False
         while not self._stopped:
             ready = dict(poller.poll(0 if more else max(0, ceil((due - time.monotonic()) * 1000))))
             more = (more or self._plane.fileno() in ready) and self._take_data()
@@ -141,16 +145,22 @@ class Server:
             if self._events.fileno() in ready:
                 self._take_events()
             now = time.monotonic()
-            if not more and now >= due and not (more := self._take_control()):
-                self._handle(Tick(), now)
-                self._control.channels.give_back()
-                self._control.end_connections()
-                self._control.throttle()
-                self._shut_out(self._keys.expired())
-                due = time.monotonic() + _TICK_S
+            if now < due:
+                continue
+            late = late or now + _MOST_LATE_S  # from now on: this process may have been stopped until now
+            if (not more and not (more := self._take_control())) or now >= late:
+                self._on_time(now)
+                due, late = time.monotonic() + _TICK_S, 0.0
         self._comparisons.shutdown(wait=False, cancel_futures=True)
         if self._incoming is not None:
             self._incoming.close()
+
+    def _on_time(self, now: float) -> None:
+        self._handle(Tick(), now)
+        self._control.channels.give_back()
+        self._control.end_connections()
+        self._control.throttle()
+        self._shut_out(self._keys.ended())
 
     def _write(self, chunk: WriteChunk) -> None:
         """Store a piece of a model, in a thread of its own: requests do not wait for the disk."""
@@ -229,14 +239,14 @@ class Server:
 
     def _answer(self, identity: bytes, message: KeyMessage) -> None:
         """Enrol a node, or do what an admin wants of the keys."""
-        answer, ended = self._keys.answer(identity, message, self._control.connections)
+        answer = self._keys.answer(identity, message, self._control.connections)
         if not isinstance(message, ListTokens):
             failed = {"refused": answer.reason} if isinstance(answer, Failed | Refused) else {}
             if not failed:
                 self._handle(Noticed(f"{_KEY_EVENTS[type(message)]}: '{message.name}'", "key"))
             self._tell(Audit(_KEY_EVENTS[type(message)], peer_of(identity), {"name": message.name, **failed}))
         self._say(identity, answer)
-        self._shut_out(ended)
+        self._shut_out(self._keys.ended())
 
     def _tell(self, audit: Audit) -> None:
         """Write a line of the audit log, with the name of the key."""

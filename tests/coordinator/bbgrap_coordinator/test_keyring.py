@@ -14,7 +14,7 @@ from bbgrap_coordinator.keyring import JOIN, LOCAL, MAX_ENTRIES, KeyRing, NoKeys
 from bbgrap.cluster.types import COORDINATOR
 from bbgrap.errors import UsageError
 from bbgrap.protocol.client_messages import ClientMessage, Failed, Fault
-from bbgrap.protocol.key_messages import CreateToken, Enrol, Enrolled, KeyMessage, ListTokens, RevokeToken, RotateToken, TokenMade
+from bbgrap.protocol.key_messages import MAX_KEY_NAME_BYTES, CreateToken, Enrol, Enrolled, KeyMessage, ListTokens, RevokeToken, RotateToken, TokenMade
 from bbgrap.protocol.messages import AgentMessage, Refused
 from bbgrap.protocol.roles import MAY, NODE, Role
 from bbgrap.protocol.tokens import Token
@@ -48,7 +48,7 @@ class House:
         """Say something that may be said; return the answer, and whose connections end."""
         who = who or self.admin
         assert self.ring.refusal(who, message) == ""
-        return self.ring.answer(who, message, lambda key: int(key in self.connected))
+        return self.ring.answer(who, message, lambda key: int(key in self.connected)), self.ring.ended()
 
     def token(self, role, name, lasts_s=0.0):
         answer, ended = self.do(CreateToken(1, role, name, lasts_s))
@@ -152,10 +152,10 @@ def test_a_token_that_expires_says_so_once(house):
     token = house.token("client", "guest", 60.0)
     key = KeyPair.of(token.secret).public
     house.now += 59
-    assert house.ring.expired() == []
+    assert house.ring.ended() == []
     house.now += 2
-    assert house.ring.expired() == [key]
-    assert house.ring.expired() == []
+    assert house.ring.ended() == [key]
+    assert house.ring.ended() == []
     assert not house.ring.admits(key)
 
 
@@ -168,10 +168,32 @@ def test_a_replaced_token_goes_on_for_a_while(house):
     both = [KeyPair.of(token.secret).public for token in (old, new)]
     assert all(map(house.ring.admits, both))
     house.now += 31
-    assert house.ring.expired() == both[:1]
+    assert house.ring.ended() == both[:1]
     assert list(map(house.ring.admits, both)) == [False, True]
-    answer, _ = house.do(RotateToken(2, JOIN, 0.0))
+    before = Token.parse(house.ring.token_file(JOIN).read_text(), "a test")
+    answer, ended = house.do(RotateToken(2, JOIN, 0.0))
     assert house.ring.token_file(JOIN).read_text() == answer.token
+    assert ended == [KeyPair.of(before.secret).public]
+
+
+def test_a_token_that_expires_when_something_else_changes_is_told_of(house):
+    key = KeyPair.of(house.token("client", "guest", 60.0).secret).public
+    house.now += 61
+    house.ring.answer(house.admin, CreateToken(1, "client", "laptop", 0.0), lambda _: 0)
+    assert not house.ring.admits(key)
+    assert house.ring.ended() == [key]
+
+
+def test_tokens_that_were_replaced_have_names_of_their_own_that_can_be_told(house):
+    for name in ("laptop", "\N{EURO SIGN}" * (MAX_KEY_NAME_BYTES // 3)):
+        house.token("client", name)
+        for _ in range(2):
+            house.do(RotateToken(1, name, 60.0))
+    answer, _ = house.do(ListTokens(2))
+    names = [status.name for status in answer.keys]
+    assert len(set(names)) == len(names) == 8
+    assert {"laptop", "laptop (rotated)", "laptop (rotated 2)"} < set(names)
+    assert max(len(name.encode()) for name in names) <= MAX_KEY_NAME_BYTES
 
 
 def test_a_token_and_the_one_that_replaces_it_are_written_together(house, monkeypatch):
@@ -260,6 +282,6 @@ def test_what_cannot_be_written_changes_nothing(house, monkeypatch):
 def test_an_open_coordinator_lets_everybody_in_and_has_no_tokens():
     keys = NoKeys()
     assert keys.refusal(b"", ListTokens(1)) == ""
-    assert "runs with --insecure" in keys.answer(b"", ListTokens(1), lambda _: 0)[0].reason
-    answer, _ = keys.answer(b"", Enrol("a", "00" * 32, b""), lambda _: 0)
+    assert "runs with --insecure" in keys.answer(b"", ListTokens(1), lambda _: 0).reason
+    answer = keys.answer(b"", Enrol("a", "00" * 32, b""), lambda _: 0)
     assert answer.certificate == b""
