@@ -24,6 +24,7 @@ from bbgrap.protocol.client_messages import (
     RunModel,
     StillWorking,
 )
+from bbgrap.protocol.limits import MAX_ASKED
 
 REOPEN_S = 3.0
 """A connection that is silent for so long is opened anew."""
@@ -110,7 +111,7 @@ class ClientMachine:
                 for number in answer.known:
                     if (known := self.calls.get(number)) is not None:
                         self._arrived(known, now)
-                return self._say_again([c for c in answer.asked if c not in answer.known], now)
+                return self._say_again(sorted({*answer.asked} - {*answer.known}), now)
             case _:
                 entry = self.calls.pop(answer.call, None)
                 if entry is None:
@@ -158,7 +159,10 @@ class ClientMachine:
             for instruction in self._give_up(number, entry, now - max(heard, entry.began))
         ]
         self._asked = now
-        ask: list[ClientInstruction] = [ToCoordinator(Ask(tuple(self.calls)))] if self.calls else []
+        numbers = tuple(self.calls)
+        ask: list[ClientInstruction] = [
+            ToCoordinator(Ask(numbers[place : place + MAX_ASKED])) for place in range(0, len(numbers), MAX_ASKED)
+        ]
         if now - heard > REOPEN_S and now - self._opened > REOPEN_S:
             self._opened = now
             self.broken(now)

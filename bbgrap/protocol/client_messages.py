@@ -25,10 +25,12 @@ from bbgrap.errors import (
 from bbgrap.planners.options import PlanOptions
 from bbgrap.protocol.inspection import ForgetProfile, Inspection, InspectNodes, KnownProfiles, ListProfiles
 from bbgrap.protocol.key_messages import TokenCall, TokenMade, Tokens
-from bbgrap.protocol.limits import MAX_REPORT_BYTES, Digest, FileName, Length, Name, Text
+from bbgrap.protocol.limits import MAX_ASKED, MAX_REPORT_BYTES, Digest, FileName, Length, Name, Text
 from bbgrap.protocol.messages import Chunk, TensorHeader, Tensors
 from bbgrap.protocol.status_messages import NodeStatus, StatusAnswer, StatusCall
 from bbgrap.runtime.recording import Record
+
+CallNumbers = Annotated[tuple[int, ...], Length(MAX_ASKED)]
 
 # --- client -> coordinator: all but `Ask`, `Cancel`, `ForkSequence` and `EndSequence` are calls that get one final answer ---------
 
@@ -156,7 +158,7 @@ class Cancel:
 class Ask:
     """Which of these calls are you still working on?"""
 
-    calls: tuple[int, ...]
+    calls: CallNumbers
 
 
 ClientMessage = (
@@ -333,8 +335,8 @@ class Failed:
 class StillWorking:
     """Answer to `Ask`: those of the calls that will still be answered."""
 
-    asked: tuple[int, ...]
-    known: tuple[int, ...]
+    asked: CallNumbers
+    known: CallNumbers
 
 
 FinalAnswer = (

@@ -52,6 +52,11 @@ class Codec(Generic[M]):
         if len(header) > MAX_HEADER_BYTES:
             raise LocalProtocolError(f"message {kind.__name__}: {len(header)} bytes exceed the limit of {MAX_HEADER_BYTES}")
         frames: list[BytesLike] = [header, *(getattr(message, payload[0]) if payload else ())]
+        if payload:
+            try:
+                _check_payload(payload[1], frames[1:])
+            except SchemaError as error:
+                raise LocalProtocolError(f"message {kind.__name__}: {error}") from error
         if len(frames) > 1 + MAX_PAYLOAD_FRAMES or sum(map(len, frames)) > MAX_MESSAGE_BYTES:
             raise LocalProtocolError(
                 f"message {kind.__name__}: {sum(map(len, frames))} bytes in {len(frames) - 1} tensors exceed the limits of "

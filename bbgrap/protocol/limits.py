@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated
+from unicodedata import category
 
 MAX_HEADER_BYTES = 64 << 20
 """A control message without payload. Chosen: the skeletons of a model with 50,000 nodes take about 10 MB."""
@@ -23,14 +24,16 @@ MAX_TEXT_BYTES = 64 << 10
 """Any other string."""
 MAX_REPORT_BYTES = 48 << 20
 """The JSON report of a plan: about 1 KB per node."""
+MAX_ASKED = 4096
+"""Calls that a client asks after at once."""
 MAX_INTEGER = 2**63 - 1
 
 
 @dataclass(frozen=True, slots=True)
 class Length:
-    """The field's UTF-8 text or bytes are at most this long."""
+    """The field's UTF-8 text or bytes are at most this long, or its list has at most so many entries."""
 
-    bytes: int
+    most: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +58,10 @@ def is_digest(text: str) -> bool:
 
 
 def is_plain_name(text: str) -> bool:
-    """Whether a text names a file in the folder at hand: no separator, no `.` or `..`, no control character."""
-    return text not in {"", ".", ".."} and "/" not in text and "\\" not in text and text.isprintable()
+    """Whether a text names a file in the folder at hand: no separator, no `.` or `..`, no control character; any kind of space."""
+    return (
+        text not in {"", ".", ".."} and "/" not in text and "\\" not in text and all(c.isprintable() or category(c) == "Zs" for c in text)
+    )
 
 
 Name = Annotated[str, Length(1024)]

@@ -152,14 +152,24 @@ _SCALARS: dict[object, FieldReader] = {
 
 
 def _marked(hint: object, marks: Sequence[object]) -> FieldReader:
-    """Return what reads a text of limited length, and perhaps of a form; marks of other types say nothing about values."""
+    """Return what reads a text, bytes or a list of limited length, and perhaps a text of a form."""
+    lengths = [mark.most for mark in marks if isinstance(mark, Length)]
     if hint is not str:
-        return _reader(hint)
-    limit = next((mark.bytes for mark in marks if isinstance(mark, Length)), MAX_TEXT_BYTES)
+        return _limited(_reader(hint), lengths[0]) if lengths else _reader(hint)
+    limit = lengths[0] if lengths else MAX_TEXT_BYTES
     form = next((mark for mark in marks if isinstance(mark, TextForm)), None)
     if form is None:
         return _checked(f"a text of at most {limit} bytes", lambda value: _is_text(value, limit))
     return _checked(form.expected, lambda value: _is_text(value, limit) and form.holds(value))
+
+
+def _limited(read: FieldReader, most: int) -> FieldReader:
+    def read_limited(value: object) -> object:
+        if isinstance(value, bytes | tuple) and len(value) > most:
+            raise SchemaError(f"expected at most {most} {'bytes' if isinstance(value, bytes) else 'entries'}, got {len(value)}")
+        return read(value)
+
+    return read_limited
 
 
 def _tuple(arguments: tuple[object, ...]) -> FieldReader:

@@ -19,7 +19,7 @@ import zmq
 
 from bbgrap.control import client as machine
 from bbgrap.control.to_coordinator import Reconnect, ToCoordinator
-from bbgrap.errors import AccessError, BbgrapError, ClusterUnavailableError, RemoteProtocolError
+from bbgrap.errors import AccessError, BbgrapError, ClusterUnavailableError, RemoteProtocolError, UsageError
 from bbgrap.protocol.client_messages import (
     Call,
     EndSequence,
@@ -28,7 +28,9 @@ from bbgrap.protocol.client_messages import (
     ForkSequence,
     Greeting,
     Hello,
+    ModelChunk,
     Progress,
+    RunModel,
 )
 from bbgrap.protocol.directions import TO_CLIENT, TO_COORDINATOR
 from bbgrap.protocol.messages import PROTOCOL_VERSION, BytesLike
@@ -187,10 +189,16 @@ class Calls:
             self._stops.asked = before
 
     def begin(self, message: Call, on_progress: OnProgress | None = None, timeout_s: float | None = None) -> None:
-        """Begin a call that `answer_to` waits for, or `forget` gives up; it is said when somebody waits for an answer."""
+        """Begin a call that `answer_to` waits for, or `forget` gives up; it is said when somebody waits for an answer.
+
+        Raises:
+            UsageError: if the coordinator would not take it for a message: a name in it is too long, or of a form that none may have.
+        """
         if self._closed:
             raise ClusterUnavailableError(f"connection to {self.address}: it was closed; connect again")
         self._stops.check()
+        if not isinstance(message, RunModel | ModelChunk):  # their names are those of calls before; their time counts
+            _check(message)
         with self._lock:
             if on_progress is not None:
                 self._listeners[message.call] = on_progress
@@ -340,3 +348,10 @@ class Calls:
                         listener(progress)
                 case Reconnect():
                     self._control.reopen()
+
+
+def _check(message: Call) -> None:
+    try:
+        TO_COORDINATOR.decode(TO_COORDINATOR.encode(message))
+    except BbgrapError as error:
+        raise UsageError(f"the cluster does not take this: {error}") from error

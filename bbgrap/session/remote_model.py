@@ -17,11 +17,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Self, TypeVar
 
-from bbgrap.errors import ExecutionError
+from bbgrap.errors import ExecutionError, InputError
 from bbgrap.graph.types import Array, DType
 from bbgrap.planners.options import PlanOptions
 from bbgrap.planners.registry import AUTO
 from bbgrap.protocol.client_messages import Fault, ModelPrepared, PrepareModel, RunModel, RunResult
+from bbgrap.protocol.limits import MAX_HEADER_BYTES, MAX_MESSAGE_BYTES, MAX_PAYLOAD_FRAMES, MAX_TENSOR_BYTES
 from bbgrap.protocol.messages import TensorHeader
 from bbgrap.protocol.tensors import decode_array, encode_array
 from bbgrap.session.calls import CallFailedError, OnProgress
@@ -243,9 +244,21 @@ class RemoteModel:
 
 
 def _encoded(signature: Signature, feeds: Sequence[Array]) -> tuple[tuple[TensorHeader, ...], tuple[bytes | memoryview, ...]]:
-    """Return the inputs of a request as they travel."""
+    """Return the inputs of a request as they travel.
+
+    Raises:
+        InputError: if they are more, or larger, than a request may have.
+    """
     headers = tuple(
         TensorHeader(arg.name, DType.UINT8 if arg.is_packed else arg.dtype, array.shape)
         for arg, array in zip(signature.inputs, feeds, strict=True)
     )
-    return headers, tuple(encode_array(array) for array in feeds)
+    contents = tuple(encode_array(array) for array in feeds)
+    for header, content in zip(headers, contents, strict=True):
+        if len(content) > MAX_TENSOR_BYTES:
+            raise InputError(f"input '{header.name}': {len(content):,} bytes; a request takes {MAX_TENSOR_BYTES:,} in one input")
+    total = sum(map(len, contents))
+    if len(contents) > MAX_PAYLOAD_FRAMES or total > MAX_MESSAGE_BYTES - MAX_HEADER_BYTES:
+        most = f"{MAX_PAYLOAD_FRAMES:,} with {MAX_MESSAGE_BYTES - MAX_HEADER_BYTES:,}"
+        raise InputError(f"{len(contents):,} inputs with {total:,} bytes; a request takes {most}")
+    return headers, contents

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import deque
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -272,24 +273,26 @@ class Server:
             self._control.send(identity, TO_CLIENT.encode(answer))
 
     def _handle(self, event: CoordinatorEvent, now: float | None = None) -> None:
-        try:
-            instructions = self._machine.handle(event, time.monotonic() if now is None else now)
-        except RemoteProtocolError as error:
-            _log.warning("dropped a message: %s", error)
-            return
-        for instruction in instructions:
-            self._carry_out(instruction)
+        """Let the machine know of an event, and then of what came of that at once: one after the other, however many there are."""
+        events = deque([event])
+        while events:
+            try:
+                instructions = self._machine.handle(events.popleft(), time.monotonic() if now is None else now)
+            except RemoteProtocolError as error:
+                _log.warning("dropped a message: %s", error)
+                continue
+            came = map(self._carry_out, instructions)
+            events.extend(event for event in came if event is not None)
 
-    def _carry_out(self, instruction: CoordinatorInstruction) -> None:  # noqa: C901 - one branch per instruction
+    def _carry_out(self, instruction: CoordinatorInstruction) -> CoordinatorEvent | None:  # noqa: C901 - one branch per instruction
+        """Do something; return what came of it at once."""
         match instruction:
             case ToAgent():
-                self._say_to_agent(instruction)
+                return self._say_to_agent(instruction)
             case ToClient():
                 self._say_to_client(instruction)
             case StartRequest():
-                ended = self._host.start(instruction)
-                if ended is not None:
-                    self._handle(ended)
+                return self._host.start(instruction)
             case KeepState():
                 self._host.keep_state(instruction)
             case DropRequest():
@@ -320,6 +323,7 @@ class Server:
                 _log.log(logging.WARNING if instruction.is_warning else logging.INFO, instruction.text, extra=known)
             case Audit():
                 self._tell(instruction)
+        return None
 
     def _keep(self, instruction: SaveModel | SaveProfile | RemoveProfile | SavePlan | ForgetPlan) -> None:
         match instruction:
@@ -335,7 +339,7 @@ class Server:
                 if not self._planners.cancel(job):
                     self._storage.forget_plan(job)
 
-    def _say_to_agent(self, say: ToAgent) -> None:
+    def _say_to_agent(self, say: ToAgent) -> CoordinatorEvent | None:
         if isinstance(say.message, Welcome) and not self._saw_agents:
             self._saw_agents = True
             self._storage.saw_agents()
@@ -345,7 +349,8 @@ class Server:
             if not isinstance(say.message, Deploy):
                 raise
             # A plan too large to be sent is a failed deployment, as if the agent had refused it.
-            self._handle(FromPeer(say.identity, DeploymentFailed(say.message.epoch, str(error))))
+            return FromPeer(say.identity, DeploymentFailed(say.message.epoch, str(error)))
+        return None
 
     def _say_to_client(self, say: ToClient) -> None:
         message = say.message

@@ -15,7 +15,8 @@ from bbgrap.protocol import client_messages as client
 from bbgrap.protocol import key_messages as keys
 from bbgrap.protocol import messages as m
 from bbgrap.protocol.directions import TO_AGENT, TO_CLIENT, TO_COORDINATOR
-from bbgrap.protocol.limits import MAX_CHUNK_BYTES
+from bbgrap.protocol.key_messages import MAX_CERTIFICATE_BYTES
+from bbgrap.protocol.limits import MAX_ASKED, MAX_CHUNK_BYTES, is_plain_name
 from bbgrap.runtime.schedule import LocalPart, LocalReceive, LocalRun, LocalSend
 from tests.messages import AGENT, ANSWERS, CLIENT, COMMANDS, DIGEST, KEYS, PEERS, PROFILE, RECORD, SCHEDULE, SEGMENT
 
@@ -112,7 +113,8 @@ def test_limits_and_laws_are_kept():
         refuses(TO_AGENT, deploy, fault, schedule=dataclasses.replace(SCHEDULE, steps=steps))
     refuses(TO_COORDINATOR, AGENT[3], "expected a SHA-256 in hex", digests=("zz",))
     refuses(TO_COORDINATOR, CLIENT[2], "expected a plain file name", files=(client.ModelFile("../m", DIGEST, 5),))
-    refuses(TO_COORDINATOR, CLIENT[3], "at most 1 payload frames", payload=(bytes(MAX_CHUNK_BYTES + 1),))
+    refuses(TO_COORDINATOR, client.Ask(()), "at most 4096 entries", calls=tuple(range(MAX_ASKED + 1)))
+    refuses(TO_COORDINATOR, KEYS[0], "at most 8192 bytes", request=bytes(MAX_CERTIFICATE_BYTES + 1))
     refuses(TO_COORDINATOR, AGENT[0], "at most 1024 bytes", name="x" * 2000)
     refuses(TO_COORDINATOR, AGENT[5], "finite number", seconds=float("nan"))
     refuses(TO_COORDINATOR, AGENT[5], "integer from 0", epoch=-1)
@@ -123,6 +125,23 @@ def test_limits_and_laws_are_kept():
     ):
         refuses(TO_COORDINATOR, recorded, text, record=dataclasses.replace(RECORD, times=times))
     refuses(TO_COORDINATOR, CLIENT[4], "expected one of batch, channels", options=bad_options())
+
+
+def test_what_the_other_side_would_refuse_for_its_size_is_not_sent():
+    header, _ = TO_COORDINATOR.encode(CLIENT[3])
+    with pytest.raises(RemoteProtocolError, match="at most 1 payload frames"):
+        TO_COORDINATOR.decode([header, bytes(MAX_CHUNK_BYTES + 1)])
+    with pytest.raises(LocalProtocolError, match="at most 1 payload frames"):
+        TO_COORDINATOR.encode(dataclasses.replace(CLIENT[3], payload=(bytes(MAX_CHUNK_BYTES + 1),)))
+
+
+def test_files_may_have_any_kind_of_space_in_their_names():
+    assert all(
+        map(is_plain_name, ("model\N{NO-BREAK SPACE}v2.onnx", "4\N{NARROW NO-BREAK SPACE}pm.onnx", "a b", "\N{GREEK SMALL LETTER ALPHA}"))
+    )
+    assert not any(
+        map(is_plain_name, ("", ".", "..", "a/b", "a\\b", "a\nb", "a\x7f", "a\N{LINE SEPARATOR}b", "a\N{RIGHT-TO-LEFT OVERRIDE}b"))
+    )
 
 
 def bad_options():

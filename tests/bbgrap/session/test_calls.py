@@ -9,8 +9,9 @@ import pytest
 import zmq
 
 from bbgrap.control import client as machine
+from bbgrap.errors import UsageError
 from bbgrap.protocol.addresses import split_address
-from bbgrap.protocol.client_messages import Ask, Cancel, Greeting, Hello, ListNodes, Nodes, RunModel, RunResult, StillWorking
+from bbgrap.protocol.client_messages import Ask, Cancel, Greeting, Hello, ListNodes, MeasureNodes, Nodes, RunModel, RunResult, StillWorking
 from bbgrap.protocol.directions import TO_CLIENT, TO_COORDINATOR
 from bbgrap.session.calls import StoppedError
 from bbgrap.session.connection import Connection
@@ -79,6 +80,14 @@ def test_a_call_ends_when_its_thread_is_told_to_stop_and_the_coordinator_hears_i
         assert not coordinator.asked.acquire(timeout=0.05), "what is stopped already says nothing"
         coordinator.answering.set()
         assert connection.nodes() == ()
+
+
+def test_a_name_that_no_message_has_is_refused_before_it_is_sent(coordinator):
+    with (
+        Connection(coordinator.address, credentials=Credentials(insecure=True)) as connection,
+        pytest.raises(UsageError, match="at most 1024 bytes"),
+    ):
+        connection.ask(MeasureNodes(connection.number(), "x" * 2000), Nodes)
 
 
 def test_only_the_thread_that_is_told_stops(coordinator):

@@ -1,15 +1,18 @@
+import socket
 import time
 
 import pytest
 import zmq
 
 from bbgrap.errors import RemoteProtocolError, UsageError
+from bbgrap.protocol.addresses import split_address
 from bbgrap.protocol.directions import TO_COORDINATOR
 from bbgrap.protocol.limits import MAX_PAYLOAD_FRAMES
 from bbgrap.transport import frame_pieces
 from bbgrap.transport.control_client import ControlClient, unavailable
-from bbgrap.transport.control_server import ControlServer
+from bbgrap.transport.control_server import ControlServer, key_of
 from bbgrap.transport.control_sockets import check_address
+from bbgrap.transport.locks import NOBODY
 from bbgrap.transport.wakeup_queue import WakeupQueue
 
 
@@ -42,6 +45,36 @@ def test_messages_go_both_ways_and_the_identity_survives_a_new_connection(contex
         assert wait(server.receive)[0] == identity
         server.send(b"nobody", [b"lost"])
     server.close()
+
+
+def test_who_sends_what_is_no_message_is_named_and_keeps_nobody_waiting(context):
+    server = ControlServer(context, "tcp://127.0.0.1:0")
+    with ControlClient(context, server.address) as client:
+        client.send([b"hello"])
+        identity, _ = wait(server.receive)
+        client.socket.send_multipart([b"short"])
+        stranger, frames = wait(server.receive)
+        assert frames == []
+        assert len(stranger) == len(identity)
+        assert stranger != identity
+    server.close()
+
+
+def test_without_a_lock_nobody_says_whose_key_they_have(context):
+    server = ControlServer(context, "tcp://127.0.0.1:0")
+    with socket.create_connection(("127.0.0.1", split_address(server.address)[1])) as stranger:
+        stranger.sendall(b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32))  # ZMTP 3.0's greeting
+        stranger.recv(64, socket.MSG_WAITALL)
+        ready = b"\x05READY" + known_as("Socket-Type", b"DEALER") + known_as("User-Id", b"abc")
+        stranger.sendall(bytes([4, len(ready)]) + ready + bytes([0, 20]) + bytes(20))
+        identity, _ = wait(server.receive)
+    assert key_of(identity) == NOBODY
+    server.close()
+
+
+def known_as(name, value):
+    """A property of a connection, as ZMTP has them."""
+    return bytes([len(name)]) + name.encode() + len(value).to_bytes(4) + value
 
 
 def test_a_client_learns_that_its_connection_broke(context):

@@ -14,7 +14,17 @@ from bbgrap_coordinator.keyring import JOIN, LOCAL, MAX_ENTRIES, KeyRing, NoKeys
 from bbgrap.cluster.types import COORDINATOR
 from bbgrap.errors import UsageError
 from bbgrap.protocol.client_messages import ClientMessage, Failed, Fault
-from bbgrap.protocol.key_messages import MAX_KEY_NAME_BYTES, CreateToken, Enrol, Enrolled, KeyMessage, ListTokens, RevokeToken, RotateToken, TokenMade
+from bbgrap.protocol.key_messages import (
+    MAX_KEY_NAME_BYTES,
+    CreateToken,
+    Enrol,
+    Enrolled,
+    KeyMessage,
+    ListTokens,
+    RevokeToken,
+    RotateToken,
+    TokenMade,
+)
 from bbgrap.protocol.messages import AgentMessage, Refused
 from bbgrap.protocol.roles import MAY, NODE, Role
 from bbgrap.protocol.tokens import Token

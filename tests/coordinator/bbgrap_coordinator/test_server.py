@@ -17,7 +17,7 @@ from bbgrap_coordinator.storage import Storage
 
 from bbgrap.cluster import Cluster
 from bbgrap.cluster.types import NodeProfile
-from bbgrap.control.coordinator_events import HostLinkBroken, PlanFailed, Planned, Tick
+from bbgrap.control.coordinator_events import FromPeer, HostLinkBroken, PlanFailed, Planned, RequestBroke, Tick
 from bbgrap.control.coordinator_instructions import (
     CancelPlanning,
     ForgetPlan,
@@ -27,6 +27,7 @@ from bbgrap.control.coordinator_instructions import (
     SavePlan,
     SaveProfile,
     StartPlanning,
+    StartRequest,
     StartStandby,
     ToAgent,
 )
@@ -48,11 +49,13 @@ class Script:
     """A machine that says what it is told to, and keeps what it hears."""
 
     def __init__(self):
-        self.heard, self.sayings = [], []
+        self.heard, self.sayings, self.ticks = [], [], 0
 
     def handle(self, event, now):
         del now
-        if not isinstance(event, Tick):
+        if isinstance(event, Tick):
+            self.ticks += 1
+        else:
             self.heard.append(event)
         said, self.sayings = self.sayings, []
         return said
@@ -223,3 +226,50 @@ def test_nobody_else_waits_while_large_inputs_of_a_sequence_are_written(tmp_path
         assert house.script.heard[1].message == request
 
     in_house(tmp_path, act, inputs=files)
+
+
+class Chain(Script):
+    """Begins another request whenever one has ended, so many times."""
+
+    left = 3000
+
+    def handle(self, event, now):
+        said = super().handle(event, now)
+        if isinstance(event, RequestBroke) and self.left:
+            self.left -= 1
+            return [*said, StartRequest(77, self.left, (), ())]
+        return said
+
+
+def test_however_many_requests_end_as_they_begin_the_server_goes_on(tmp_path):
+    def act(house):
+        house.script = house.server._machine = Chain()
+        house.say(StartRequest(77, Chain.left, (), ()))
+        house.until(lambda: not house.script.left or not house.thread.is_alive())
+        assert house.thread.is_alive()
+
+    in_house(tmp_path, act)
+
+
+class Slow(Script):
+    """Takes longer for a message than its sender, so that one always waits."""
+
+    def handle(self, event, now):
+        if isinstance(event, FromPeer):
+            time.sleep(0.001)
+        return super().handle(event, now)
+
+
+def test_time_goes_on_while_somebody_never_stops_sending(tmp_path):
+    def act(house):
+        house.script = house.server._machine = Slow()
+        question = TO_COORDINATOR.encode(Ask((1,)))
+        with ControlClient(house.context, house.control.address) as client:
+            until = time.monotonic() + 20
+            while house.script.ticks < 3 and time.monotonic() < until:
+                for _ in range(100):
+                    client.send(question)
+                time.sleep(0.01)
+            assert house.script.ticks >= 3
+
+    in_house(tmp_path, act)
