@@ -25,6 +25,10 @@ _CLONE_THREAD = 0x10000
 _INET, _INET6, _STREAM, _DATAGRAM = 2, 10, 1, 2
 _TERMINAL_INPUT = (0x5412, 0x541C)
 """TIOCSTI and TIOCLINUX: typing into the terminal that a log goes to."""
+_SIGNAL_OWNER = (0x8901, 0x8902)
+"""FIOSETOWN and SIOCSPGRP: whom a descriptor signals. The kernel sends that signal, so no call that signals is needed."""
+_SIGNAL_BY_DESCRIPTOR = (8, 10, 15, 1024, 1026)
+"""F_SETOWN, F_SETSIG, F_SETOWN_EX, F_SETLEASE and F_NOTIFY of fcntl: the same."""
 
 _PLAIN: dict[str, tuple[int | None, int | None]] = {
     "fork": (57, None),
@@ -108,7 +112,7 @@ _SOCKETS: dict[str, tuple[int | None, int | None]] = {
 }
 """Where there is no network at all; writing to a descriptor that was given stays."""
 
-_CLONE, _CLONE3, _FALLOCATE, _KILL_CALL, _TGKILL, _PRLIMIT, _SOCKET, _IOCTL = (
+_CLONE, _CLONE3, _FALLOCATE, _KILL_CALL, _TGKILL, _PRLIMIT, _SOCKET, _IOCTL, _FCNTL = (
     (56, 220),
     (435, 435),
     (285, 47),
@@ -117,6 +121,7 @@ _CLONE, _CLONE3, _FALLOCATE, _KILL_CALL, _TGKILL, _PRLIMIT, _SOCKET, _IOCTL = (
     (302, 261),
     (41, 198),
     (16, 29),
+    (72, 25),
 )
 
 _Code = list[tuple[int, int, int, int]]
@@ -144,7 +149,8 @@ def program(machine: str, pid: int, *, connects: bool) -> bytes:
         code += _when(numbers[column], [_argument(0), (_EQUAL, 0, 1, pid), *_verdicts()])
     # What limits are may be asked; nothing is set.
     code += _when(_PRLIMIT[column], [_argument(2), (_EQUAL, 0, 3, 0), _argument(2, high=True), (_EQUAL, 0, 1, 0), *_verdicts()])
-    code += _when(_IOCTL[column], [_argument(1), *_none_of(_TERMINAL_INPUT)])
+    code += _when(_IOCTL[column], [_argument(1), *_none_of(_TERMINAL_INPUT + _SIGNAL_OWNER)])
+    code += _when(_FCNTL[column], [_argument(1), *_none_of(_SIGNAL_BY_DESCRIPTOR)])
     code += _when(_SOCKET[column], list(_internet()) if connects else [(_RETURN, 0, 0, _ERRNO | _EPERM)])
     code.append((_RETURN, 0, 0, _ALLOW))
     return b"".join(struct.pack("=HBBI", *instruction) for instruction in code)
@@ -165,9 +171,10 @@ def _verdicts() -> _Code:
     return [(_RETURN, 0, 0, _ALLOW), (_RETURN, 0, 0, _ERRNO | _EPERM)]
 
 
-def _none_of(values: tuple[int, int]) -> Iterator[tuple[int, int, int, int]]:
-    yield _EQUAL, 1, 0, values[0]
-    yield _EQUAL, 0, 1, values[1]
+def _none_of(values: tuple[int, ...]) -> Iterator[tuple[int, int, int, int]]:
+    for left, value in zip(range(len(values) - 1, 0, -1), values, strict=False):
+        yield _EQUAL, left, 0, value
+    yield _EQUAL, 0, 1, values[-1]
     yield _RETURN, 0, 0, _ERRNO | _EPERM
     yield _RETURN, 0, 0, _ALLOW
 

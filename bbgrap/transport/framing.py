@@ -50,6 +50,11 @@ def frame_head(header: BytesLike, payload_bytes: int, place: int | None = None) 
     return _HEAD.pack(_MAGIC if place is None else _MAGIC_LAID, len(header), payload_bytes) + header
 
 
+def is_laid(head: BytesLike) -> bool:
+    """Whether a message that begins so has its payload in memory that both sides have."""
+    return bytes(head[:2]) == _BEGINS[1]
+
+
 class MessageReader:
     """The messages of one stream.
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 from bbgrap.protocol.messages import BytesLike
 from bbgrap.transport.dead_peers import DeadPeerCheck
-from bbgrap.transport.framing import GREETING, frame_head
+from bbgrap.transport.framing import GREETING, frame_head, is_laid
 from bbgrap.transport.memory_broker import is_invitation
 from bbgrap.transport.payload_memory import LEAST_BYTES, PayloadWriter
 from bbgrap.transport.tls import HANDSHAKE_S, peer_of, reason_of
@@ -126,7 +126,7 @@ class OutgoingConnection:
     def framed(self, header: BytesLike, payload: Sequence[BytesLike]) -> tuple[Sequence[BytesLike], int]:
         """Return the pieces of a message, and their bytes: a large payload is laid in memory that the other side has, if there is room."""
         nbytes = sum(map(len, payload))
-        if self.memory is not None and self.ready and nbytes >= LEAST_BYTES:
+        if self.memory is not None and self.ready and nbytes >= LEAST_BYTES and self.written < MAX_SECURE_BYTES:
             place = self.memory.put(payload, nbytes)
             if place is not None:
                 self.carried += 1  # it is of no use over another connection
@@ -160,9 +160,13 @@ class OutgoingConnection:
         return sent
 
     def passed(self, total: int) -> None:
-        """Note that a whole message has been written."""
+        """Note that a whole message has been written; when this connection has carried enough, what waits goes over the next one.
+
+        A message that names a place in memory cannot: the next connection has other memory.
+        """
         self.written += total
-        if self.written >= MAX_SECURE_BYTES and isinstance(self.socket, ssl.SSLSocket) and not self.fault:
+        has_enough = self.written >= MAX_SECURE_BYTES and not any(is_laid(pieces[0]) for pieces in self.backlog)
+        if has_enough and isinstance(self.socket, ssl.SSLSocket) and not self.fault:
             self.ready, self.leaving, self.due_by = False, True, time.monotonic() + HANDSHAKE_S
             try:
                 self.socket.shutdown(socket.SHUT_WR)

@@ -220,8 +220,8 @@ class TcpDataPlane:
             return
         except OSError:
             self._hang_up(caller)
-        except RemoteProtocolError as error:
-            self._warnings.warn(caller.host, f"{error}; the connection is closed")
+        except (RemoteProtocolError, MemoryError) as error:  # without memory for a message it is lost: then its sender has to know
+            self._warnings.warn(caller.host, f"{str(error) or 'no memory is left for what it sends'}; the connection is closed")
             self._hang_up(caller)
 
     def _take(self, caller: _Caller) -> bool:

@@ -85,7 +85,7 @@ def test_a_call_ends_when_its_thread_is_told_to_stop_and_the_coordinator_hears_i
 def test_a_name_that_no_message_has_is_refused_before_it_is_sent(coordinator):
     with (
         Connection(coordinator.address, credentials=Credentials(insecure=True)) as connection,
-        pytest.raises(UsageError, match="at most 1024 bytes"),
+        pytest.raises(UsageError, match="at most 200 bytes"),
     ):
         connection.ask(MeasureNodes(connection.number(), "x" * 2000), Nodes)
 

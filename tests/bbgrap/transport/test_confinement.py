@@ -14,7 +14,7 @@ from bbgrap.transport.forbidden_calls import _PLAIN, _SOCKETS, ARCHITECTURES, pr
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="elsewhere there are only limits")
 
 SCRIPT = """
-import ctypes, json, os, resource, signal, socket, subprocess, sys, threading
+import ctypes, fcntl, json, os, resource, signal, socket, subprocess, sys, threading
 from pathlib import Path
 import numpy as np
 import onnxruntime
@@ -68,6 +68,9 @@ attempt("forks")(lambda: os.fork() or os._exit(0))
 attempt("starts a program")(lambda: os.execv("/bin/true", ["true"]))
 attempt("starts a process")(lambda: subprocess.run(["/bin/true"]))
 attempt("signals others")(lambda: os.kill(outside, 0))
+attempt("has a descriptor signal others")(lambda: fcntl.fcntl(inherited, fcntl.F_SETOWN, outside))
+attempt("has it end them")(lambda: fcntl.fcntl(inherited, 10, signal.SIGKILL))
+attempt("does not wait for a descriptor")(lambda: os.set_blocking(inherited.fileno(), False))
 attempt("talks to others' sockets")(lambda: socket.socket(socket.AF_UNIX))
 attempt("talks to the kernel")(lambda: socket.socket(socket.AF_NETLINK, socket.SOCK_RAW))
 attempt("raw packets")(lambda: socket.socket(socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_ICMP))
@@ -86,6 +89,7 @@ print(json.dumps(said))
 """
 
 MAY = {"computes in threads", "reads", "imports", "adds", "adds a folder", "links what is there", "owns", "shortens its own", "ends itself"}
+MAY |= {"does not wait for a descriptor"}
 MAY_CONNECTED = {"a socket", "connects", "accepts", "listens somewhere"}
 
 
@@ -154,7 +158,7 @@ def test_the_filter_of_every_machine(machine, column):
     for numbers in _PLAIN.values():
         if numbers[column] is not None:
             assert {evaluate(code, machine, numbers[column]) for code in (alone, connected)} == {refuse}
-    clone, kill, prlimit, sock, ioctl = ((56, 220), (62, 129), (302, 261), (41, 198), (16, 29))
+    clone, kill, prlimit, sock, ioctl, fcntl = ((56, 220), (62, 129), (302, 261), (41, 198), (16, 29), (72, 25))
     for call, arguments, wanted in (
         (clone, [0x10000], allow),
         (clone, [17], refuse),
@@ -169,6 +173,9 @@ def test_the_filter_of_every_machine(machine, column):
         (ioctl, [0, 0x5412], refuse),
         (ioctl, [0, 0x541C], refuse),
         (ioctl, [0, 0x5401], allow),
+        *((ioctl, [0, command], refuse) for command in (0x8901, 0x8902)),
+        *((fcntl, [0, command], refuse) for command in (8, 10, 15, 1024, 1026)),
+        *((fcntl, [0, command], allow) for command in (0, 1, 2, 3, 4, 1030, 1033)),
         ((435, 435), [], 0x00050026),
         ((0, 63), [], allow),
     ):

@@ -11,7 +11,7 @@ import time
 import numpy as np
 import pytest
 
-from bbgrap.transport import outbox, outgoing_connection
+from bbgrap.transport import framing, outbox, outgoing_connection
 from bbgrap.transport.framing import GREETING, frame_head
 from bbgrap.transport.tcp import TcpDataPlane
 from bbgrap.transport.tls import RECORD_BYTES, TlsContexts, records
@@ -35,6 +35,13 @@ def pair(*, computes=False):
     finally:
         sender.close()
         target.close()
+
+
+def until(holds):
+    deadline = time.monotonic() + 10
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
 
 
 def port_of(plane):
@@ -344,6 +351,52 @@ def test_after_very_much_a_connection_is_made_anew_and_nothing_is_missing(monkey
             connections |= {caller.socket.getpeername() for caller in target._callers}
         assert sender.told.empty()
         assert len(connections) >= 4
+
+
+def test_what_waits_in_memory_of_a_connection_goes_over_that_one(monkeypatch):
+    monkeypatch.setattr(outgoing_connection, "MAX_SECURE_BYTES", 55 << 20)
+    cluster = LockedCluster(shares_memory=True)
+    sender, target = cluster.open(), cluster.open()
+    try:
+        sender.connect(target.address)
+        sender.send(target.address, b"first")
+        assert receive(target).header == b"first"
+
+        def shares_memory():
+            sender.receive(0)
+            target.receive(0)
+            memory = sender._outbox._outgoing[target.address].memory
+            return memory is not None and memory._numbers[0]
+
+        until(shares_memory)
+        large, laid = 56 << 20, 100_000
+        sizes = [large, large, *([laid] * 10)]
+        for number, size in enumerate(sizes):
+            sender.send(target.address, b"%02d" % number, np.full(size, number + 1, np.uint8).data)
+        for number, size in enumerate(sizes):
+            arrival = receive(target)
+            sender.receive(0)
+            assert arrival.header == b"%02d" % number
+            assert (len(arrival.payload), int(arrival.payload[0]), int(arrival.payload[-1])) == (size, number + 1, number + 1)
+        assert sender.told.empty()
+    finally:
+        sender.close()
+        target.close()
+
+
+def test_who_has_no_memory_for_a_message_hangs_up_and_goes_on(monkeypatch):
+    with pair() as (sender, target):
+        sender.send(target.address, b"first")
+        assert receive(target).header == b"first"
+
+        def no_memory(size, kind):
+            raise MemoryError
+
+        with monkeypatch.context() as patch:
+            patch.setattr(framing.np, "empty", no_memory)
+            sender.send(target.address, b"large", bytes(1 << 20))
+            until(lambda: target.receive(0) or not sender.told.empty())
+        until(lambda: sender.send(target.address, b"next") or target.receive(0.01))
 
 
 def test_an_idle_plane_sleeps():
