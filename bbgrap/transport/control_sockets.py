@@ -70,9 +70,12 @@ def check_address(address: str) -> str:
     Raises:
         UsageError: if the address is none.
     """
-    host, colon, port = address.removeprefix("tcp://").rpartition(":")
-    if not colon:
-        host, port = port, str(DEFAULT_PORT)
-    if not host or "://" in host or not port.isdigit() or not 0 <= int(port) < 65536:
-        raise UsageError(f"address '{address}': expected tcp://HOST:PORT, for example tcp://127.0.0.1:{DEFAULT_PORT}")
+    place = address.removeprefix("tcp://")
+    host, colon, port = place.rpartition(":")
+    if not colon or place.endswith("]"):
+        host, port = place, str(DEFAULT_PORT)
+    is_bare = ":" in host and not (host.startswith("[") and host.endswith("]"))
+    if not host or is_bare or not (port.isascii() and port.isdigit()) or int(port) >= 65536:
+        examples = f"for example tcp://127.0.0.1:{DEFAULT_PORT} or tcp://[::1]:{DEFAULT_PORT}"
+        raise UsageError(f"address '{address}': expected tcp://HOST:PORT, {examples}")
     return f"tcp://{host}:{port}"

@@ -71,8 +71,10 @@ class _Pipe:
         os.read(self._read, 65536)
 
     def close(self) -> None:
-        os.close(self._write)
-        os.close(self._read)
+        # Their numbers are soon somebody else's, and another thread may still put something in.
+        ends, self._write, self._read = (self._write, self._read), -1, -1
+        for end in ends:
+            os.close(end)
 
 
 class _Sockets:

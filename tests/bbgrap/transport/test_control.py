@@ -1,4 +1,6 @@
+import os
 import socket
+import tempfile
 import time
 
 import pytest
@@ -122,13 +124,19 @@ def test_a_taken_port_is_a_readable_error(context):
 
 @pytest.mark.parametrize(
     ("given", "meant"),
-    [("head", "tcp://head:7070"), ("head:1", "tcp://head:1"), ("tcp://head:1", "tcp://head:1"), ("tcp://[::1]:5", "tcp://[::1]:5")],
+    [
+        ("head", "tcp://head:7070"),
+        ("head:1", "tcp://head:1"),
+        ("tcp://head:1", "tcp://head:1"),
+        ("tcp://[::1]:5", "tcp://[::1]:5"),
+        ("[::1]", "tcp://[::1]:7070"),
+    ],
 )
 def test_addresses(given, meant):
     assert check_address(given) == meant
 
 
-@pytest.mark.parametrize("given", ["", "tcp://:5", "head:x", "http://head:1", "head:70000"])
+@pytest.mark.parametrize("given", ["", "tcp://:5", "head:x", "http://head:1", "head:70000", "head:\N{SUPERSCRIPT TWO}", "fe80::1"])
 def test_bad_addresses(given):
     with pytest.raises(UsageError, match="expected tcp://HOST:PORT"):
         check_address(given)
@@ -159,4 +167,6 @@ def test_a_wakeup_queue_keeps_the_order_and_wakes():
     wakeups.put(7)
     assert wakeups.take() == [7]
     wakeups.close()
-    wakeups.put(8)
+    with tempfile.TemporaryFile() as one, tempfile.TemporaryFile() as other:  # one of them may have the number of what was closed
+        wakeups.put(8)
+        assert not any(os.fstat(file.fileno()).st_size for file in (one, other))
