@@ -79,6 +79,9 @@ _KEY_EVENTS: Mapping[type[KeyMessage], AuditEvent] = {
     RotateToken: "token rotated",
 }
 
+_MOST_BROKEN = 1000
+"""Addresses of which is known what was said last."""
+
 _log = logging.getLogger("bbgrap.coordinator")
 
 
@@ -119,6 +122,8 @@ class Server:
         self._comparisons = ThreadPoolExecutor(1, "comparisons")
         self._saw_agents = False
         self._warnings = PeerWarnings(_log)
+        self._broken: dict[str, str] = {}
+        """What was said last of an address; of the data plane's thread."""
         self._stopped = False
 
     def stop(self) -> None:
@@ -195,7 +200,11 @@ class Server:
         self._handle(answer)
 
     def _on_broken(self, address: str, reason: str) -> None:
-        _log.warning("data link to %s: %s", address, reason)
+        if self._broken.get(address) != reason:  # an agent that is away for hours is said to be so once
+            if len(self._broken) >= _MOST_BROKEN:
+                self._broken.clear()
+            self._broken[address] = reason
+            _log.warning("data link to %s: %s", address, reason)
         self._events.put(HostLinkBroken(address))
 
     def _take_data(self) -> bool:

@@ -198,6 +198,16 @@ def test_a_broken_link_of_the_host_reaches_the_machine(tmp_path):
     in_house(tmp_path, act)
 
 
+def test_what_stays_broken_is_said_once(tmp_path, caplog):
+    def act(house):
+        for reason in ("closed", "refused", "refused", "refused", "closed"):
+            house.plane.on_broken("tcp://nowhere:1", reason)
+        house.until(lambda: len(house.script.heard) == 5)
+
+    in_house(tmp_path, act)
+    assert [record.getMessage().rpartition(" ")[2] for record in caplog.records] == ["closed", "refused", "closed"]
+
+
 class SlowFiles(InputFiles):
     """A disk that writes when it is told to."""
 
