@@ -14,7 +14,7 @@ import numpy as np
 from bbgrap.errors import ModelError, RemoteProtocolError
 from bbgrap.graph.types import Array, DType
 from bbgrap.protocol.decoded_size import check_growth
-from bbgrap.protocol.limits import MAX_TENSOR_BYTES
+from bbgrap.protocol.limits import MAX_MESSAGE_BYTES, MAX_TENSOR_BYTES
 from bbgrap.protocol.messages import BytesLike, TensorHeader
 from bbgrap.runtime.schedule import Schedule
 
@@ -24,26 +24,37 @@ _STRINGS_GROWTH = 40
 UNTOUCHED_BYTES = 16 << 20
 """From here on synthetic floats are zeros. Chosen: only weights and caches are as large, and a gigabyte of ones takes 0.8 s to write."""
 
+MAX_ONES_BYTES = 256 << 20
+"""Of synthetic inputs that are not zeros. Chosen: they are written in 0.2 s, in which a coordinator does nothing else."""
+
 Inputs = tuple[tuple[TensorHeader, ...], tuple[BytesLike, ...]]
 """The inputs of a request, and their contents."""
 
 
 def synthetic_inputs(host: Schedule) -> Inputs | None:
-    """Return inputs of the right types for a host's schedule; None if they are not numbers.
+    """Return inputs of the right types for a host's schedule; None if they are not numbers, or are so large that none are made.
 
-    All are ones (integers may be divisors), but large ones of floats are zeros, for which the system takes no memory.
+    All are ones (integers may be divisors), but large ones of floats are zeros, for which the system takes no memory. A client may ask for
+    a plan of any shapes: what none could send is not made.
     """
     specs = [host.buffers[buffer] for buffer in host.feeds]
     shapes = [spec.shape for spec in specs if spec.shape is not None and spec.dtype is not DType.STRING]
     if len(shapes) < len(specs):
         return None
     headers = tuple(TensorHeader(spec.name, spec.dtype, shape) for spec, shape in zip(specs, shapes, strict=True))
+    sizes = [prod(header.shape) * header.dtype.itemsize for header in headers]
+    ones_bytes = sum(size for size, header in zip(sizes, headers, strict=True) if not _is_zeros(header))
+    if max(sizes, default=0) > MAX_TENSOR_BYTES or sum(sizes) > MAX_MESSAGE_BYTES or ones_bytes > MAX_ONES_BYTES:
+        return None
     return headers, tuple(encode_array(_synthetic(header)) for header in headers)
 
 
 def _synthetic(header: TensorHeader) -> Array:
-    is_large = prod(header.shape) * header.dtype.itemsize >= UNTOUCHED_BYTES
-    return (np.zeros if is_large and header.dtype.numpy.kind == "f" else np.ones)(header.shape, header.dtype.numpy)
+    return (np.zeros if _is_zeros(header) else np.ones)(header.shape, header.dtype.numpy)
+
+
+def _is_zeros(header: TensorHeader) -> bool:
+    return header.dtype.numpy.kind == "f" and prod(header.shape) * header.dtype.itemsize >= UNTOUCHED_BYTES
 
 
 def given_bytes(host: Schedule) -> int:

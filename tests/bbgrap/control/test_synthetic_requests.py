@@ -3,6 +3,7 @@
 Those that time a plan keep nobody waiting for a request that does not end.
 """
 
+import json
 from dataclasses import replace
 
 from bbgrap.control import agent_events as ae
@@ -14,8 +15,9 @@ from bbgrap.control.variants import PROBE_WITHIN_S
 from bbgrap.planners.options import PlanOptions
 from bbgrap.protocol import client_messages as c
 from bbgrap.protocol import messages as m
+from bbgrap.protocol import tensors
 from tests.bbgrap.control.tiny_plans import FILE, MODEL, plan_of, standby_of
-from tests.bbgrap.control.wire import Wire, prepare_message, standby_wire
+from tests.bbgrap.control.wire import Wire, joined_wire, prepare_message, standby_wire
 
 ALONE_S = 20.0
 GIVEN_BYTES = 8
@@ -255,3 +257,17 @@ def test_a_new_model_is_loaded_where_no_other_one_does_not_end():
     first = wire.coordinator.standbys.by_model[other].variants[0]
     assert first.is_ready
     assert stuck not in first.parts
+
+
+def test_a_plan_of_inputs_that_are_too_large_to_make_serves_without_having_been_timed(monkeypatch):
+    monkeypatch.setattr(tensors, "MAX_ONES_BYTES", GIVEN_BYTES - 1)
+    wire = joined_wire("a", "b", options=PlanOptions(planner="auto"))
+    call = wire.prepare()
+    for _ in range(20):
+        wire.deliver_all()
+        assert not wire.started, "neither a proof nor a timing"
+        wire.pass_time(0.1)
+    assert "measured" not in json.loads(wire.answer(call).report)
+    served = wire.run()
+    wire.until_answered(served)
+    assert isinstance(wire.answer(served), c.RunResult)

@@ -5,9 +5,10 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from bbgrap.graph.types import DType
-from bbgrap.protocol.tensors import UNTOUCHED_BYTES, decode_array, given_bytes, synthetic_inputs
+from bbgrap.protocol.tensors import MAX_ONES_BYTES, UNTOUCHED_BYTES, decode_array, given_bytes, synthetic_inputs
 from bbgrap.runtime.schedule import BufferSpec, Schedule
 
 ROOT = Path(__file__).parents[3]
@@ -51,3 +52,18 @@ assert not any(np.frombuffer(content, np.uint8)[:: 1 << 12].any() for content in
 def test_there_are_none_for_shapes_that_only_the_run_tells_and_for_texts():
     assert synthetic_inputs(host((DType.FLOAT, (2,)), (DType.FLOAT, None))) is None
     assert synthetic_inputs(host((DType.STRING, (2,)))) is None
+
+
+@pytest.mark.parametrize(
+    "specs",
+    [
+        [(DType.INT8, (MAX_ONES_BYTES + 1,))],
+        [(DType.FLOAT, (UNTOUCHED_BYTES // 8,))] * (2 * MAX_ONES_BYTES // UNTOUCHED_BYTES + 1),
+        [(DType.FLOAT, ((1 << 28) + 1,))],
+        [(DType.FLOAT, (1 << 28,))] * 5,
+    ],
+    ids=["ones", "many small ones", "a tensor that no message has", "more than a message has"],
+)
+def test_there_are_none_that_are_long_to_make_or_that_no_client_could_send(specs):
+    """A coordinator ended of a `MemoryError`: a client had asked for a plan of such integers."""
+    assert synthetic_inputs(host(*specs)) is None
