@@ -5,7 +5,6 @@ Not to be started by hand: its arguments are what it makes and the descriptor of
 
 from __future__ import annotations
 
-import errno
 import logging
 import os
 import shutil
@@ -35,7 +34,7 @@ from bbgrap.protocol.client_messages import Fault
 from bbgrap.transport.confinement import Permissions, confine, memory_bound
 from bbgrap.transport.exit_with_parent import exit_with_parent
 from bbgrap_coordinator.artifacts import read_tiles, write_artifacts, write_tiles
-from bbgrap_coordinator.planner_process import SCRATCH, PlannerReply, PlanTask, Task
+from bbgrap_coordinator.planner_process import SCRATCH, PlannerReply, PlanTask, Task, fault_of
 
 Prepare = Callable[[Graph, Cluster, PlanOptions], tuple[PreparedVariant, ...]]
 Standby = Callable[[Path, Sequence[tuple[str, str]], Sequence[tuple[str, int]]], PlannedVariant]
@@ -146,9 +145,7 @@ def _reply(task: Task, maker: _Maker) -> PlannerReply:
     except BbgrapError as error:
         return PlannerReply(Fault.of(error).value, str(error))
     except OSError as error:
-        # A disk that is full may have room soon: sessions repeat what is busy until their deadline.
-        fault = Fault.BUSY if error.errno in {errno.ENOSPC, errno.EDQUOT} else Fault.PLAN
-        return PlannerReply(fault.value, f"planner: the coordinator cannot keep what was planned: {error.strerror or error}")
+        return PlannerReply(fault_of(error).value, f"planner: the coordinator cannot keep what was planned: {error.strerror or error}")
     except MemoryError:
         return PlannerReply(
             Fault.MODEL.value, f"planner: '{task.model.name}' needs more than the {memory_bound()} bytes that planning may take"

@@ -5,6 +5,7 @@ The task is pickled, for it comes from us. The reply is JSON, and checked: who s
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -26,8 +27,8 @@ from bbgrap.protocol.client_messages import Fault
 _END_S = 1.0
 """How long a process may go on after it has closed its pipe."""
 
-FAULTS = frozenset({Fault.MODEL, Fault.INPUT, Fault.PLAN, Fault.PROGRAM, Fault.USAGE, Fault.CLUSTER_FILE, Fault.EXECUTION})
-"""What a planner may say; others would have clients ask again for ever."""
+FAULTS = frozenset({Fault.MODEL, Fault.INPUT, Fault.PLAN, Fault.PROGRAM, Fault.USAGE, Fault.CLUSTER_FILE, Fault.EXECUTION, Fault.BUSY})
+"""What a planner may say; others would have clients bring the model again, or are none of its affair."""
 
 SCRATCH = "bbgrap-planner-"
 """How the name begins of the folder where a planner keeps files while it works."""
@@ -166,6 +167,12 @@ class PlannerProcess:
         with suppress(BrokenPipeError):
             self.process.stdin.close()
         self.scratch.cleanup()
+
+
+def fault_of(error: Exception) -> Fault:
+    """Return what it means to clients that planning has failed so: a full disk may have room soon, and sessions repeat what is busy."""
+    is_full = isinstance(error, OSError) and error.errno in {errno.ENOSPC, errno.EDQUOT}
+    return Fault.BUSY if is_full else Fault.PLAN
 
 
 def _end(process: subprocess.Popen[bytes]) -> tuple[int, bool]:

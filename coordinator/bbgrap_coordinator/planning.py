@@ -26,7 +26,7 @@ from bbgrap.errors import BbgrapError, PlanError
 from bbgrap.protocol.client_messages import Fault
 from bbgrap_coordinator.artifacts import ArtifactFolders, read_artifacts
 from bbgrap_coordinator.models import ModelGoneError, ModelStore
-from bbgrap_coordinator.planner_process import PlannerKilledError, PlannerProcess, PlannerReply, PlanTask, Task
+from bbgrap_coordinator.planner_process import PlannerKilledError, PlannerProcess, PlannerReply, PlanTask, Task, fault_of
 
 PLANNER = ("-m", "bbgrap_coordinator.planner")
 
@@ -144,7 +144,7 @@ class PlanningQueue:
             except Exception as error:
                 # a bug here, or a full disk, ends this job, not all that come after it
                 _log.exception("planning of job %d failed", job.job)
-                event = PlanFailed(job.job, Fault.PLAN, f"planner: {type(error).__name__}: {error}{_SEE_LOG}")
+                event = PlanFailed(job.job, fault_of(error), f"planner: {type(error).__name__}: {error}{_SEE_LOG}")
             with self._lock:
                 wanted, self._running = self._running is job, None
                 if not self._closed:

@@ -27,6 +27,7 @@ SAYINGS = {
     "says nothing understandable": b"\x80\x05]q\x00.",
     "says a fault that does not exist": b'["doom", "", ""]',
     "says a fault that is not its own": b'["unknown-plan", "try again", ""]',
+    "says that the disk is full": PlannerReply("busy", "the disk is full").to_bytes(),
     "says too much": bytes(2 << 20),
     "says control characters": PlannerReply("plan", "a\x1b[2Jb" + "c" * 100_000).to_bytes(),
     "leaves nothing": PlannerReply().to_bytes(),

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
+from bbgrap_coordinator import models
 from bbgrap_coordinator.artifacts import ArtifactFolders
 from bbgrap_coordinator.models import ModelStore
 from bbgrap_coordinator.planner import _reply
@@ -326,5 +327,29 @@ def test_a_full_disk_is_a_reason_to_come_again(number, fault, tmp_path):
         def make(self, task):
             raise OSError(number, os.strerror(number))
 
-    reply = _reply(Task(tmp_path, "", tmp_path, None), Full())
+    reply = PlannerReply.of(_reply(Task(tmp_path, "", tmp_path, None), Full()).to_bytes())
     assert (reply.fault, reply.text) == (fault.value, f"planner: the coordinator cannot keep what was planned: {os.strerror(number)}")
+
+
+def test_a_planner_whose_disk_is_full_goes_on(strange):
+    strange.plan(1, "some")
+    assert strange.answer().fault is Fault.MODEL
+    before = strange.planners.plans.pid
+    strange.plan(2, "says that the disk is full")
+    failed = strange.answer()
+    assert (failed.fault, failed.reason) == (Fault.BUSY, "the disk is full")
+    assert strange.planners.plans.pid == before
+
+
+def full(*args, **kwargs):
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+@pytest.mark.parametrize(("owner", "what"), [(ArtifactFolders, "make"), (models, "TemporaryDirectory")], ids=["plans", "models"])
+def test_a_full_disk_of_the_coordinator_itself_is_a_reason_to_come_again(strange, monkeypatch, owner, what):
+    monkeypatch.setattr(owner, what, full)
+    strange.plan(1, "some")
+    assert strange.answer().fault is Fault.BUSY
+    monkeypatch.undo()
+    strange.plan(2, "some")
+    assert strange.answer().reason == "no such trick: some"
