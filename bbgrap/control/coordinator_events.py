@@ -30,7 +30,7 @@ class Tick:
 
 @dataclass(frozen=True, slots=True)
 class ChunkWritten:
-    """Answer to `WriteChunk`: the file is here up to `received`; a `fault` says that it is not what it claims.
+    """Answer to `WriteChunk`: the file is here up to `received`; a `fault` says why it is not taken, `is_busy` that it may be soon.
 
     The files of the digests `gone` made room for it.
     """
@@ -42,6 +42,7 @@ class ChunkWritten:
     complete: bool
     fault: str = ""
     gone: tuple[str, ...] = ()
+    is_busy: bool = False
 
 
 @dataclass(frozen=True, slots=True)

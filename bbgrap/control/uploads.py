@@ -100,7 +100,7 @@ class Uploads:
         """Acknowledge a piece."""
         self.forget(event.gone)
         if event.fault:
-            return [ToClient(event.identity, Failed(event.call, Fault.MODEL, event.fault))]
+            return [ToClient(event.identity, Failed(event.call, Fault.BUSY if event.is_busy else Fault.MODEL, event.fault))]
         if event.complete:
             self.stored[event.digest] = event.received
             sizes = self._sizes.get(event.identity, {})

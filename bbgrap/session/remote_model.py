@@ -37,7 +37,10 @@ _GRACE_S = 0.7
 """How much longer than the coordinator a client waits for the answer to a request."""
 
 _PAUSE_S, _LONGEST_PAUSE_S = 0.01, 0.5
-"""Between two tries to submit a request to a coordinator whose queue is full: doubled each time, up to the longest."""
+"""Between two tries to do something that a coordinator has no room for now: doubled each time, up to the longest."""
+
+_PASSING = frozenset({Fault.BUSY, Fault.UNKNOWN_MODEL, Fault.UNKNOWN_PLAN})
+"""What is over when it is tried again: there is room, or the model was brought, and the plan asked for, once more."""
 
 _PLANS = 512
 """Combinations of input shapes remembered; the coordinator keeps fewer deployments and answers again for those it still has."""
@@ -208,23 +211,18 @@ class RemoteModel:
         step: int = 0,
         reads: bool = False,
     ) -> RunResult:
-        """Run a request; as long as the coordinator has too many of them, wait and say it again."""
-        pause = _PAUSE_S
-        while True:
-            left = max(0.0, left_s())
-            try:
-                message = RunModel(self.connection.number(), plan.key, left, headers, contents, record, sequence, step, reads)
-                # A little longer than the coordinator waits: it knows better what the request has waited for.
-                return self.connection.try_call(message, RunResult, timeout_s=left + _GRACE_S)
-            except CallFailedError as failed:
-                if failed.answer.fault is not Fault.BUSY or left <= pause:
-                    raise
-            time.sleep(pause)
-            pause = min(2 * pause, _LONGEST_PAUSE_S)
+        """Run a request."""
+        left = max(0.0, left_s())
+        message = RunModel(self.connection.number(), plan.key, left, headers, contents, record, sequence, step, reads)
+        # A little longer than the coordinator waits: it knows better what the request has waited for.
+        return self.connection.try_call(message, RunResult, timeout_s=left + _GRACE_S)
 
     def retrying(self, work: Callable[[LeftS], R]) -> R:
-        """Do something within the deadline, which `work` is told; once more if the coordinator has forgotten the model or plan for it."""
-        deadline = time.monotonic() + self._deadline_s
+        """Do something within the deadline, which `work` is told.
+
+        Again if the coordinator has no room for it now, or has forgotten the model or plan for it.
+        """
+        deadline, pause = time.monotonic() + self._deadline_s, _PAUSE_S
 
         def left_s() -> float:
             return deadline - time.monotonic()
@@ -236,11 +234,13 @@ class RemoteModel:
                 reason = f"its deadline of {self._deadline_s:g} s passed"
                 raise ExecutionError(f"model '{self.name}': {reason} without an answer of the coordinator") from None
             except CallFailedError as failed:
-                if left_s() <= 0 or failed.answer.fault not in {Fault.UNKNOWN_MODEL, Fault.UNKNOWN_PLAN}:
+                if left_s() <= pause or failed.answer.fault not in _PASSING:
                     raise failed.error from None
-                with self._lock:
-                    self._plans.clear()
-                time.sleep(_PAUSE_S)
+                if failed.answer.fault is not Fault.BUSY:
+                    with self._lock:
+                        self._plans.clear()
+            time.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE_S)
 
 
 def _encoded(signature: Signature, feeds: Sequence[Array]) -> tuple[tuple[TensorHeader, ...], tuple[bytes | memoryview, ...]]:

@@ -7,6 +7,7 @@ part of another's file.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import logging
 import os
@@ -43,6 +44,9 @@ FORGOTTEN_S = 300.0
 
 MIN_FREE_BYTES = 256 << 20
 """What is left of the disk: the coordinator's own state and log need room too."""
+
+_NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT})
+"""There may be some soon."""
 
 _log = logging.getLogger("bbgrap.coordinator")
 _Seen = tuple[int, int, int]
@@ -105,7 +109,7 @@ class ModelStore:
         """Append a piece if it follows the last one; complete the file if it was the last."""
         chunk, key = instruction.chunk, (instruction.identity, instruction.chunk.digest)
         gone: tuple[str, ...] = ()
-        received, complete, fault = 0, False, ""
+        received, complete, fault, is_busy = 0, False, "", False
         try:
             entry = self._entry(key, instruction.size)
             if chunk.offset == entry.received:
@@ -118,8 +122,8 @@ class ModelStore:
                 gone = self._make_room(chunk.digest) if complete else ()
         except OSError as error:
             self._drop(key)
-            fault = f"model: the coordinator cannot store it in '{self.directory}': {error.strerror}"
-        return ChunkWritten(instruction.identity, chunk.call, chunk.digest, received, complete, fault, gone)
+            fault, is_busy = f"model: the coordinator cannot store it in '{self.directory}': {error.strerror}", error.errno in _NO_ROOM
+        return ChunkWritten(instruction.identity, chunk.call, chunk.digest, received, complete, fault, gone, is_busy)
 
     def _entry(self, key: tuple[RoutingId, str], size: int) -> _Arriving:
         """Return the file that a client brings, a new one if there is none of this size."""
@@ -133,12 +137,12 @@ class ModelStore:
             if idle > FORGOTTEN_S:
                 self._drop(other)
         free = shutil.disk_usage(self.directory).free - MIN_FREE_BYTES
-        if size > min(free, MAX_MODEL_BYTES):
-            raise OSError(0, f"a file of {size} bytes; there is room for {max(0, free)}, and no file may have more than {MAX_MODEL_BYTES}")
+        if size > free:
+            raise OSError(errno.ENOSPC, f"a file of {size} bytes; there is room for {max(0, free)}")
         if len(self._arriving) >= MAX_ARRIVING:
             oldest = min(self._arriving, key=lambda other: self._arriving[other].heard)
             if now - self._arriving[oldest].heard < IDLE_S:
-                raise OSError(0, f"{MAX_ARRIVING} files are on their way already; try again later")
+                raise OSError(errno.ENOSPC, f"{MAX_ARRIVING} files are on their way already; try again later")
             self._drop(oldest)
         self._parts += 1
         entry = self._arriving[key] = _Arriving(self.directory / f"{key[1]}.{self._parts}.part", size, now)
@@ -148,7 +152,7 @@ class ModelStore:
         if entry.received + len(content) > entry.size:
             raise OSError(0, f"a piece lies beyond the file's {entry.size} bytes")
         if sum(other.received for other in self._arriving.values()) + len(content) > MAX_ARRIVING_BYTES:
-            raise OSError(0, f"more than {MAX_ARRIVING_BYTES} bytes are on their way; try again later")
+            raise OSError(errno.ENOSPC, f"more than {MAX_ARRIVING_BYTES} bytes are on their way; try again later")
         with entry.part.open("ab") as stream:
             stream.write(content)
         entry.hasher.update(content)

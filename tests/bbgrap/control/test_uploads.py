@@ -85,3 +85,9 @@ def test_what_made_room_is_forgotten():
     store.offer(ONE, offer(ModelFile("m", A, 5)))
     store.written(ChunkWritten(ONE, 1, A, 5, complete=True, gone=(B,)))
     assert store.stored == {A: 5}
+
+
+@pytest.mark.parametrize(("is_busy", "fault"), [(True, Fault.BUSY), (False, Fault.MODEL)])
+def test_what_there_is_no_room_for_may_come_again(is_busy, fault):
+    done = ChunkWritten(ONE, 1, A, 0, complete=False, fault="no room", is_busy=is_busy)
+    assert answer(Uploads({}).written(done)) == Failed(1, fault, "no room")

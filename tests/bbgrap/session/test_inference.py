@@ -1,6 +1,7 @@
 """What a session asks of a cluster before it plans; the cluster is played by the test."""
 
 import itertools
+import time
 from types import SimpleNamespace
 
 import numpy as np
@@ -10,7 +11,8 @@ from bbgrap.cluster.types import NodeProfile, Speed
 from bbgrap.errors import ExecutionError
 from bbgrap.graph.onnx_write import write_graph
 from bbgrap.planners.options import PlanOptions
-from bbgrap.protocol.client_messages import ModelMissing, OfferModel, PrepareModel
+from bbgrap.protocol.client_messages import Failed, Fault, ModelMissing, OfferModel, PrepareModel
+from bbgrap.session.calls import CallFailedError
 from bbgrap.session.inference import InferenceSession
 from bbgrap.zoo.builder import Builder
 
@@ -106,3 +108,32 @@ def test_who_prepares_without_inputs_says_nothing_about_them():
         with pytest.raises(AskedError):
             call()
     assert cluster.asked == ["any", "any"]
+
+
+class BusyConnection(FakeConnection):
+    """A coordinator that has no room for the first `times` calls of a kind."""
+
+    def __init__(self, kind, times):
+        super().__init__()
+        self.kind, self.left = kind, times
+
+    def try_call(self, message, expected, on_progress=None, timeout_s=None):
+        if isinstance(message, self.kind) and self.left:
+            self.left -= 1
+            raise CallFailedError(Failed(message.call, Fault.BUSY, "no space left"))
+        return super().try_call(message, expected, on_progress, timeout_s)
+
+
+@pytest.mark.parametrize("kind", [OfferModel, PrepareModel], ids=["a model", "a plan"])
+def test_what_there_is_no_room_for_is_brought_and_asked_for_again_until_the_deadline(kind):
+    for call in (lambda s: s.prepare({"input": (1, 3, 32, 32)}), lambda s: s.run(None, {"input": np.zeros((1, 3, 32, 32), np.float32)})):
+        cluster = BusyConnection(kind, 3)
+        session = InferenceSession("zoo:tiny", cluster=SimpleNamespace(connection=cluster))
+        with pytest.raises(AskedError):
+            call(session)
+        assert cluster.left == 0
+        began = time.monotonic()
+        session = InferenceSession("zoo:tiny", cluster=SimpleNamespace(connection=BusyConnection(kind, 10_000)), deadline_s=0.2)
+        with pytest.raises(ExecutionError, match="no space left"):
+            call(session)
+        assert time.monotonic() - began < 2

@@ -1,5 +1,6 @@
 """The coordinator's model files: only what is complete and has its digest is kept."""
 
+import errno
 import hashlib
 import os
 from pathlib import Path
@@ -152,12 +153,15 @@ def test_files_used_least_recently_make_room(tmp_path, monkeypatch):
 
 
 def test_room_on_the_disk_and_uploads_are_bounded(tmp_path, monkeypatch):
+    def busy(done):
+        return done.fault if done.is_busy else ""
+
     store = ModelStore(tmp_path)
-    assert "there is room for" in write(store, 0, CONTENT, size=1 << 60).fault
+    assert "there is room for" in busy(write(store, 0, CONTENT, size=1 << 60))
     monkeypatch.setattr(models, "MAX_ARRIVING", 2)
     assert write(store, 0, b"0", client=b"1").received == 1
     assert write(store, 0, b"0", client=b"2").received == 1
-    assert "2 files are on their way" in write(store, 0, b"0", client=b"3").fault
+    assert "2 files are on their way" in busy(write(store, 0, b"0", client=b"3"))
     now = models.time.monotonic() + models.IDLE_S
     monkeypatch.setattr(models.time, "monotonic", lambda: now)
     assert write(store, 1, b"1", client=b"2").received == 2
@@ -165,4 +169,18 @@ def test_room_on_the_disk_and_uploads_are_bounded(tmp_path, monkeypatch):
     assert write(store, 1, b"1", client=b"1").received == 0  # it made room, and starts again
     assert len(list(tmp_path.glob("*.part"))) == 2
     monkeypatch.setattr(models, "MAX_ARRIVING_BYTES", 3)
-    assert "bytes are on their way" in write(store, 2, b"2345", client=b"2").fault
+    assert "bytes are on their way" in busy(write(store, 2, b"2345", client=b"2"))
+
+
+@pytest.mark.parametrize(("number", "is_busy"), [(errno.ENOSPC, True), (errno.EDQUOT, True), (errno.EACCES, False), (errno.EIO, False)])
+def test_a_full_disk_is_a_reason_to_come_again(tmp_path, monkeypatch, number, is_busy):
+    def fails(*_):
+        raise OSError(number, os.strerror(number))
+
+    store = ModelStore(tmp_path)
+    write(store, 0, b"0123")
+    monkeypatch.setattr(ModelStore, "_append", fails)
+    done = write(store, 4, b"4")
+    assert (done.is_busy, done.fault.rpartition(": ")[2]) == (is_busy, os.strerror(number))
+    monkeypatch.undo()
+    assert write(store, 0, CONTENT).complete
