@@ -34,11 +34,12 @@ class ToClient:
 
 @dataclass(frozen=True, slots=True)
 class WriteChunk:
-    """Store a piece of a model file of `size` bytes."""
+    """Store a piece of a file of `size` bytes, which is one of the files of a `model`."""
 
     identity: RoutingId
     chunk: ModelChunk
     size: int
+    model: tuple[ModelFile, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -46,14 +46,15 @@ def offer_digest(files: Iterable[ModelFile]) -> str:
 class Uploads:
     """What models are here.
 
-    Invariants: `stored` are the digests and sizes of complete files; `_sizes` has up to `MAX_CLIENTS` clients with `MAX_FILES` files each.
+    Invariants: `stored` are the digests and sizes of complete files; `_missing` are those that clients may bring, with the model that each
+    was offered for last, of up to `MAX_CLIENTS` clients with `MAX_FILES` files each.
     """
 
     def __init__(self, stored: dict[str, int], models: Mapping[str, tuple[ModelFile, ...]] | None = None) -> None:
         """Start with the files and models kept from earlier."""
         self.stored = stored
         self._offers = dict(models or {})
-        self._sizes: dict[RoutingId, dict[str, int]] = {}
+        self._missing: dict[RoutingId, dict[str, tuple[int, str]]] = {}
 
     def offer(self, identity: RoutingId, message: OfferModel) -> list[CoordinatorInstruction]:
         """Answer which files are missing."""
@@ -65,11 +66,11 @@ class Uploads:
         _put_last(self._offers, message.model, message.files, MAX_OFFERS)
         missing = tuple(dict.fromkeys(file.digest for file in message.files if file.digest not in self.stored))
         if missing:
-            sizes = self._sizes.get(identity, {})
+            mine = self._missing.get(identity, {})
             for file in message.files:
                 if file.digest not in self.stored:
-                    _put_last(sizes, file.digest, file.size, MAX_FILES)
-            _put_last(self._sizes, identity, sizes, MAX_CLIENTS)
+                    _put_last(mine, file.digest, (file.size, message.model), MAX_FILES)
+            _put_last(self._missing, identity, mine, MAX_CLIENTS)
         return [ToClient(identity, ModelMissing(message.call, missing)), *told]
 
     def _fault_of(self, message: OfferModel) -> tuple[Fault, str] | None:
@@ -91,10 +92,10 @@ class Uploads:
         """Store a piece of an offered file."""
         if message.digest in self.stored:
             return [ToClient(identity, ModelStored(message.call, self.stored[message.digest], complete=True))]
-        size = self._sizes.get(identity, {}).get(message.digest)
-        if size is None or not message.payload:
+        size, model = self._missing.get(identity, {}).get(message.digest, (0, ""))
+        if not model or not message.payload:
             return [ToClient(identity, Failed(message.call, Fault.UNKNOWN_MODEL, "model: the file was not offered"))]
-        return [WriteChunk(identity, message, size)]
+        return [WriteChunk(identity, message, size, self._offers.get(model, ()))]
 
     def written(self, event: ChunkWritten) -> list[CoordinatorInstruction]:
         """Acknowledge a piece."""
@@ -103,10 +104,10 @@ class Uploads:
             return [ToClient(event.identity, Failed(event.call, Fault.BUSY if event.is_busy else Fault.MODEL, event.fault))]
         if event.complete:
             self.stored[event.digest] = event.received
-            sizes = self._sizes.get(event.identity, {})
-            sizes.pop(event.digest, None)
-            if not sizes:
-                self._sizes.pop(event.identity, None)
+            mine = self._missing.get(event.identity, {})
+            mine.pop(event.digest, None)
+            if not mine:
+                self._missing.pop(event.identity, None)
         return [ToClient(event.identity, ModelStored(event.call, event.received, event.complete))]
 
     def forget(self, digests: Iterable[str]) -> None:

@@ -14,7 +14,7 @@ import os
 import shutil
 import stat
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,7 +28,7 @@ from bbgrap.protocol.client_messages import ModelFile
 from bbgrap.protocol.limits import is_digest
 
 MAX_KEPT_BYTES = 32 << 30
-"""All complete files, but for the latest one: those that were used least recently make room for it."""
+"""All complete files: those that were used least recently make room for the latest one, but not those of its model, which may have more."""
 
 MAX_ARRIVING_BYTES = MAX_MODEL_BYTES
 """All files that are on their way, as far as they are here."""
@@ -98,7 +98,6 @@ class ModelStore:
         self._arriving: dict[tuple[RoutingId, str], _Arriving] = {}
         self._hashed: dict[str, _Seen] = {}
         self._parts = 0
-        self._make_room("")
 
     def stored(self) -> dict[str, int]:
         """Return the digests and sizes in bytes of complete files."""
@@ -119,7 +118,7 @@ class ModelStore:
                 del self._arriving[key]
                 fault = self._complete(chunk.digest, entry)
                 complete = not fault
-                gone = self._make_room(chunk.digest) if complete else ()
+                gone = self._make_room({chunk.digest, *(file.digest for file in instruction.model)}) if complete else ()
         except OSError as error:
             self._drop(key)
             fault, is_busy = f"model: the coordinator cannot store it in '{self.directory}': {error.strerror}", error.errno in _NO_ROOM
@@ -185,13 +184,13 @@ class ModelStore:
         except OSError as error:
             _log.warning("model file %s may not outlast a power cut: %s", digest[:12], error.strerror)
 
-    def _make_room(self, latest: str) -> tuple[str, ...]:
-        """Remove the files that were used least recently, beyond `MAX_KEPT_BYTES` and except the latest one; return their digests."""
+    def _make_room(self, needed: Collection[str]) -> tuple[str, ...]:
+        """Remove the files that were used least recently, beyond `MAX_KEPT_BYTES` and except those needed; return their digests."""
         kept, gone = 0, []
         found = [(path.name, path.stat()) for path in self.directory.iterdir() if is_digest(path.name)]
-        for digest, facts in sorted(found, key=lambda item: (item[0] == latest, item[1].st_atime), reverse=True):
+        for digest, facts in sorted(found, key=lambda item: (item[0] in needed, item[1].st_atime), reverse=True):
             kept += facts.st_size
-            if kept > MAX_KEPT_BYTES and digest != latest:
+            if kept > MAX_KEPT_BYTES and digest not in needed:
                 self._remove(digest)
                 gone.append(digest)
         return tuple(gone)

@@ -27,7 +27,9 @@ def test_a_model_is_here_when_its_files_are():
     assert answer(store.offer(ONE, message)) == ModelMissing(1, (A, B))
     for digest, size in ((A, 5), (B, 7)):
         assert store.files_of(message.model) is None
-        assert store.chunk(ONE, ModelChunk(1, digest, 0, (b"",))) == [WriteChunk(ONE, ModelChunk(1, digest, 0, (b"",)), size)]
+        assert store.chunk(ONE, ModelChunk(1, digest, 0, (b"",))) == [
+            WriteChunk(ONE, ModelChunk(1, digest, 0, (b"",)), size, message.files)
+        ]
         assert answer(store.written(ChunkWritten(ONE, 1, digest, size, complete=True))) == ModelStored(1, size, complete=True)
     assert store.files_of(message.model) == message.files
     store.forget((B,))
@@ -67,7 +69,7 @@ def test_offers_are_bounded(files):
     refused = answer(store.offer(ONE, offer(*files)))
     assert refused.fault is Fault.MODEL
     assert "a cluster takes" in refused.reason
-    assert store._sizes == {}
+    assert store._missing == {}
 
 
 def test_what_is_remembered_is_bounded(monkeypatch):
@@ -77,7 +79,7 @@ def test_what_is_remembered_is_bounded(monkeypatch):
     for client in range(5):
         for k in range(5):
             store.offer(bytes([client]), offer(ModelFile("m", f"{k:064x}", 5)))
-    assert {client: len(sizes) for client, sizes in store._sizes.items()} == {bytes([k]): 2 for k in (2, 3, 4)}
+    assert {client: len(sizes) for client, sizes in store._missing.items()} == {bytes([k]): 2 for k in (2, 3, 4)}
 
 
 def test_what_made_room_is_forgotten():

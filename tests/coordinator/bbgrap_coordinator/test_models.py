@@ -11,8 +11,9 @@ from bbgrap_coordinator.models import ModelGoneError, ModelStore
 
 from bbgrap.control.coordinator_events import ChunkWritten
 from bbgrap.control.coordinator_instructions import WriteChunk
+from bbgrap.control.uploads import Uploads, offer_digest
 from bbgrap.errors import ModelError
-from bbgrap.protocol.client_messages import ModelChunk, ModelFile
+from bbgrap.protocol.client_messages import ModelChunk, ModelFile, OfferModel
 
 CONTENT = b"0123456789"
 DIGEST = hashlib.sha256(CONTENT).hexdigest()
@@ -150,6 +151,25 @@ def test_files_used_least_recently_make_room(tmp_path, monkeypatch):
     assert set(store.stored()) == {first, third}
     huge, written = bring(store, b"d" * 100)
     assert (written.complete, set(written.gone), set(store.stored())) == (True, {first, third}, {huge})
+
+
+def test_a_model_of_more_than_is_kept_is_complete_when_its_last_file_is(tmp_path, monkeypatch):
+    """Its files made room for each other: they were brought again and again, for ever."""
+    monkeypatch.setattr(models, "MAX_KEPT_BYTES", 25)
+    store = ModelStore(tmp_path)
+    old, other = (bring(store, letter * 10)[0] for letter in (b"a", b"b"))
+    os.utime(tmp_path / old, ns=(0, 0))
+    uploads, contents = Uploads(store.stored()), {b"a": 10, b"c": 10, b"d": 15}
+    digests = {hashlib.sha256(letter * size).hexdigest(): letter * size for letter, size in contents.items()}
+    files = tuple(ModelFile(f"{number}", digest, len(content)) for number, (digest, content) in enumerate(digests.items()))
+    model = offer_digest(files)
+    (answer, *_) = uploads.offer(b"client", OfferModel(1, model, files))
+    for digest in answer.message.digests:
+        (piece,) = uploads.chunk(b"client", ModelChunk(1, digest, 0, (digests[digest],)))
+        uploads.written(store.write(piece))
+    assert uploads.files_of(model) == files
+    assert other not in store.stored()
+    assert set(ModelStore(tmp_path).stored()) == set(digests), "nor does it go at a start"
 
 
 def test_room_on_the_disk_and_uploads_are_bounded(tmp_path, monkeypatch):
