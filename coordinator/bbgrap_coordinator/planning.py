@@ -31,11 +31,11 @@ from bbgrap_coordinator.planner_process import PlannerKilledError, PlannerProces
 PLANNER = ("-m", "bbgrap_coordinator.planner")
 
 LEAST_LIMIT_S = 60.0
-"""How long any job may take, besides what it may search."""
+"""How long any job may take, besides what it may search and what its model's size takes."""
 SEARCHES = 3
 """How often a job searches at most: the second time with less room, and before that with a guess of what others do."""
-STANDBY_BYTES_PER_S = 20 << 20
-"""How fast a standby is made at least: its files are read, hashed and written. Chosen: a slow disk."""
+BYTES_PER_S = 20 << 20
+"""How fast a model's files are read and hashed at least, and what is made of them written. Chosen: a slow disk."""
 
 MAX_VARIANTS = 4096
 """Of one plan: for streams there is one per node."""
@@ -50,9 +50,8 @@ OnPlanned = Callable[[Planned | PlanFailed], None]
 
 def limit_s(job: PlanningJob) -> float:
     """Return how long a job may take, in seconds."""
-    if isinstance(job, StartPlanning):
-        return LEAST_LIMIT_S + SEARCHES * job.options.search_seconds
-    return LEAST_LIMIT_S + sum(file.size for file in job.files) / STANDBY_BYTES_PER_S
+    search_s = SEARCHES * job.options.search_seconds if isinstance(job, StartPlanning) else 0.0
+    return LEAST_LIMIT_S + search_s + sum(file.size for file in job.files) / BYTES_PER_S
 
 
 class PlanningQueue:

@@ -249,10 +249,10 @@ def test_what_is_late_is_ended(strange):
 
 
 def test_how_long_jobs_may_take():
-    plan = StartPlanning(1, (), SHAPES, Cluster.even(1), PlanOptions(search_seconds=20))
-    assert limit_s(plan) == LEAST_LIMIT_S + 60
-    assert limit_s(StartStandby(1, ())) == LEAST_LIMIT_S
-    assert limit_s(StartStandby(1, (ModelFile("m", "0" * 64, 10 << 30),))) > 500
+    for files in ((), (ModelFile("m", "0" * 64, 10 << 30), ModelFile("n", "1" * 64, 10 << 30))):
+        size_s = len(files) * 512
+        assert limit_s(StartStandby(1, files)) == LEAST_LIMIT_S + size_s
+        assert limit_s(StartPlanning(1, files, SHAPES, Cluster.even(1), PlanOptions(search_seconds=20))) == LEAST_LIMIT_S + 60 + size_s
 
 
 @pytest.mark.parametrize(
