@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from bbgrap.cluster.types import NodeProfile
@@ -43,6 +43,11 @@ class StoredPlan:
     host_address: Name
     variants: tuple[StoredVariant, ...]
     quarantine: Text = ""
+
+    def fits(self, planned: Sequence[PlannedVariant]) -> bool:
+        """Whether its variants are among what its job made, on as many nodes as that has devices: a database may be damaged."""
+        devices = {place: len(made.artifacts.devices) for place, made in enumerate(planned)}
+        return all(devices.get(variant.place) == len(variant.nodes) == len(dict(variant.nodes)) for variant in self.variants)
 
 
 @dataclass(frozen=True, slots=True)

@@ -79,7 +79,10 @@ class Storage:
     def _variants_of(self, saved: SavedPlan) -> tuple[PlannedVariant, ...] | None:
         job = saved.plan.job
         try:
-            return read_artifacts(self._folders.path(job), saved.artifacts, on_use=partial(self._used, job)).variants
+            made = read_artifacts(self._folders.path(job), saved.artifacts, on_use=partial(self._used, job)).variants
+            if not saved.plan.fits(made):
+                raise PlanError("its variants, or their nodes, are not those that its job made")
+            return made
         except PlanError as error:
             _log.warning("plan of job %d is dropped: %s", job, error)
             self._state.forget_plan(job)

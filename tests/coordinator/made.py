@@ -39,11 +39,11 @@ def variant(arrays: Sequence[Array], name: str = "one", skeleton: bytes = b"mode
     return PlannedVariant(name, Artifacts((DeviceArtifacts(DEVICE, (segment,)),), HOST, weights), report)
 
 
-def plan(job: int, *, quarantine: str = "", standby: bool = False) -> StoredPlan:
+def plan(job: int, *, quarantine: str = "", standby: bool = False, devices: int = 1) -> StoredPlan:
     """A plan of two variants, as it is saved."""
     key = hashlib.sha256(str(job).encode()).hexdigest()
-    nodes = (("a", "tcp://127.0.0.1:1"), ("b", "tcp://127.0.0.1:2"))
-    variants = (StoredVariant(job * 10, nodes, 0.5), StoredVariant(job * 10 + 1, nodes[:1]))
+    nodes = tuple((name, f"tcp://{name}:1") for name in "abc"[:devices])
+    variants = (StoredVariant(job * 10, nodes, 0.5), StoredVariant(job * 10 + 1, nodes))
     options = None if standby else PlanOptions("auto", grid=(1, 2))
     shapes = {} if standby else {"x": (1, 3, 8, 8), "s": ()}
     return StoredPlan(job, key, key, shapes, options, "two agents", "tcp://127.0.0.1:3", variants, quarantine)

@@ -129,7 +129,7 @@ def test_what_is_saved_is_there_in_the_next_life(tmp_path):
         options = PlanOptions()
         house.say(StartStandby(7, files), StartPlanning(8, files, SHAPES, Cluster.even(2), options), StartStandby(9, files))
         house.until(lambda: len(house.answers()) == 3)
-        house.say(SavePlan(plan(7, standby=True)), SavePlan(plan(8)), SavePlan(plan(9)), ForgetPlan(9))
+        house.say(SavePlan(plan(7, standby=True)), SavePlan(plan(8, devices=2)), SavePlan(plan(9)), ForgetPlan(9))
         house.say(SaveModel(files[0].digest, files), SaveProfile(NodeProfile("a"), False), SaveProfile(NodeProfile("b"), True))
         house.say(ToAgent(b"nobody", Welcome(1, 0.1, 0.6)))
         assert house.jobs_on_disk() == [7, 8]

@@ -4,6 +4,7 @@ import sqlite3
 import subprocess
 import sys
 from contextlib import contextmanager
+from dataclasses import replace
 
 import pytest
 from bbgrap_coordinator.artifacts import ArtifactFolders, write_artifacts
@@ -172,6 +173,19 @@ def test_plans_without_their_artifacts_are_dropped(tmp_path, caplog):
         assert jobs_on_disk(tmp_path) == [3]
     assert "plan of job 1 is dropped" in caplog.text
     assert "plan of job 2 is dropped" in caplog.text
+
+
+@pytest.mark.parametrize("odd", [{"place": 2}, {"nodes": ()}], ids=["no such variant", "a node less"])
+def test_a_plan_that_is_not_what_its_job_made_is_dropped(tmp_path, odd, caplog):
+    """One wrong number in the database, and no coordinator started on it."""
+    with opened(tmp_path) as (storage, _, folders):
+        for job in (1, 2):
+            save(storage, folders, job)
+        first, second = plan(1).variants
+        storage.save_plan(replace(plan(1), variants=(first, replace(second, **odd))))
+    with opened(tmp_path) as (_, stored, _):
+        assert jobs_of(stored) == jobs_on_disk(tmp_path) == [2]
+    assert "plan of job 1 is dropped: its variants, or their nodes, are not those that its job made" in caplog.text
 
 
 def test_damaged_weights_are_found_when_they_are_used_and_only_then(tmp_path, caplog):
