@@ -1,6 +1,7 @@
 """Looking up names of hosts without waiting: a name server that does not answer stops nobody who has another address.
 
-Laws: `look_up` never waits; numeric addresses need no thread; every answer and every failure is kept for some seconds.
+Laws: `look_up` never waits; numeric addresses need no thread; every answer and every failure is kept for some seconds; a name that has an
+IPv4 address stands for that one, as on control connections: who is told no IPv6 address listens at IPv4 ones.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ SocketAddress = tuple[socket.AddressFamily, tuple[str | int, ...] | tuple[int, b
 
 _KNOWN_S = 10.0
 _UNKNOWN_S = 1.0
+_THREADS = 8
+"""So many names are looked up at once, and that many that are not answered for hold up the others. Chosen."""
 
 
 class NameResolver:
@@ -30,7 +33,8 @@ class NameResolver:
         self._answers: dict[tuple[str, int], tuple[float, SocketAddress | OSError]] = {}
         self._questions: queue.SimpleQueue[tuple[str, int] | None] = queue.SimpleQueue()
         self._asked: set[tuple[str, int]] = set()
-        self._thread: threading.Thread | None = None
+        self._lock = threading.Lock()
+        self._threads = 0
 
     def look_up(self, host: str, port: int) -> SocketAddress | None:
         """Return where a host is; None if that is not known yet: `answered` is called when it is.
@@ -51,14 +55,15 @@ class NameResolver:
         if name not in self._asked:
             self._asked.add(name)
             self._questions.put(name)
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="names", daemon=True)
-            self._thread.start()
+            if self._threads < min(len(self._asked), _THREADS):
+                self._threads += 1
+                threading.Thread(target=self._run, name="names", daemon=True).start()
         return None
 
     def close(self) -> None:
-        """End the thread, once it has the answer that it waits for; nobody waits for that."""
-        self._questions.put(None)
+        """End the threads, once they have the answers that they wait for; nobody waits for that."""
+        for _ in range(self._threads):
+            self._questions.put(None)
 
     def _run(self) -> None:
         while (name := self._questions.get()) is not None:
@@ -68,14 +73,16 @@ class NameResolver:
             except OSError as error:
                 answer, kept_s = error, _UNKNOWN_S
             now = time.monotonic()
-            self._answers = {other: kept for other, kept in self._answers.items() if kept[0] > now} | {name: (now + kept_s, answer)}
+            with self._lock:
+                self._answers = {other: kept for other, kept in self._answers.items() if kept[0] > now} | {name: (now + kept_s, answer)}
             self._asked.discard(name)
             self._answered()
 
 
 def _find(host: str, port: int, flags: int) -> SocketAddress:
     try:
-        family, _, _, _, target = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=flags)[0]
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=flags)
     except (ValueError, OverflowError) as error:  # no text or number that may be asked for
         raise OSError(f"no host has the address {host[:80]!r}, port {port}: {error}") from error
+    family, _, _, _, target = next((each for each in found if each[0] == socket.AF_INET), found[0])
     return family, target

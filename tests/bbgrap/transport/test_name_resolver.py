@@ -1,0 +1,86 @@
+"""Names of hosts: one that nobody answers for holds up no other, and one with addresses of both versions stands for that of IPv4."""
+
+import socket
+import threading
+import time
+
+import pytest
+
+from bbgrap.transport import name_resolver
+from bbgrap.transport.name_resolver import NameResolver
+
+WAIT_S = 5.0
+
+
+@pytest.fixture
+def resolver():
+    made = NameResolver(lambda: None)
+    yield made
+    made.close()
+
+
+def found(resolver, host):
+    deadline = time.monotonic() + WAIT_S
+    while (place := resolver.look_up(host, 1)) is None:
+        assert time.monotonic() < deadline, f"'{host}' is held up"
+        time.sleep(0.01)
+    return place
+
+
+def place(family, host):
+    return family, socket.SOCK_STREAM, 0, "", (host, 1)
+
+
+IPV4, IPV6 = place(socket.AF_INET, "10.0.0.1"), place(socket.AF_INET6, "fd00::1")
+
+
+def served(monkeypatch, answer):
+    """Play the name server; numbers are no names."""
+
+    def look_up(host, port, flags=0, **_):
+        if flags:
+            raise socket.gaierror(socket.EAI_NONAME, "not numeric")
+        return answer(host)
+
+    monkeypatch.setattr(name_resolver.socket, "getaddrinfo", look_up)
+
+
+@pytest.mark.parametrize(
+    ("answers", "taken"), [([IPV6, IPV4], IPV4), ([IPV4, IPV6], IPV4), ([IPV6], IPV6)], ids=["IPv6 first", "IPv4 first", "IPv6 only"]
+)
+def test_a_name_stands_for_its_ipv4_address_if_it_has_one(resolver, monkeypatch, answers, taken):
+    served(monkeypatch, lambda host: answers)
+    assert found(resolver, "dual.example") == (taken[0], taken[4])
+
+
+def test_names_that_are_not_answered_for_hold_up_no_other_until_there_are_many(resolver, monkeypatch):
+    asked, answering = [], threading.Event()
+
+    def answer(host):
+        asked.append(host)
+        if host.startswith("slow"):
+            answering.wait(WAIT_S)
+        return [IPV4]
+
+    served(monkeypatch, answer)
+    slow = [f"slow{number}.example" for number in range(name_resolver._THREADS - 1)]
+    for host in slow:
+        assert resolver.look_up(host, 1) is None
+    for host in ("quick.example", "other.example"):
+        found(resolver, host)
+    assert sum(thread.name == "names" and thread.is_alive() for thread in threading.enumerate()) <= name_resolver._THREADS
+    answering.set()
+    for host in slow:
+        found(resolver, host)
+    assert sorted(asked) == sorted([*slow, "quick.example", "other.example"]), "each once: no answer gets lost"
+
+
+def test_its_threads_end_when_it_is_closed(resolver, monkeypatch):
+    served(monkeypatch, lambda host: [IPV4])
+    for host in ("one.example", "two.example"):
+        found(resolver, host)
+    resolver.close()
+    deadline = time.monotonic() + WAIT_S
+    while any(thread.name == "names" for thread in threading.enumerate()):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
