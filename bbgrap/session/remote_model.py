@@ -38,6 +38,8 @@ _GRACE_S = 0.7
 
 _PAUSE_S, _LONGEST_PAUSE_S = 0.01, 0.5
 """Between two tries to do something that a coordinator has no room for now: doubled each time, up to the longest."""
+_LONGEST_WAIT_S = 10.0
+"""And as long as the last try has taken, up to this."""
 
 _PASSING = frozenset({Fault.BUSY, Fault.UNKNOWN_MODEL, Fault.UNKNOWN_PLAN})
 """What is over when it is tried again: there is room, or the model was brought, and the plan asked for, once more."""
@@ -228,18 +230,22 @@ class RemoteModel:
             return deadline - time.monotonic()
 
         while True:
+            began = time.monotonic()
             try:
                 return work(left_s)
             except TimeoutError:
                 reason = f"its deadline of {self._deadline_s:g} s passed"
                 raise ExecutionError(f"model '{self.name}': {reason} without an answer of the coordinator") from None
             except CallFailedError as failed:
-                if left_s() <= pause or failed.answer.fault not in _PASSING:
+                is_busy = failed.answer.fault is Fault.BUSY
+                # A plan for which no node has room is not made again and again: half of the time it waits.
+                wait_s = max(pause, min(time.monotonic() - began, _LONGEST_WAIT_S)) if is_busy else pause
+                if left_s() <= wait_s or failed.answer.fault not in _PASSING:
                     raise failed.error from None
-                if failed.answer.fault is not Fault.BUSY:
+                if not is_busy:
                     with self._lock:
                         self._plans.clear()
-            time.sleep(pause)
+            time.sleep(wait_s)
             pause = min(2 * pause, _LONGEST_PAUSE_S)
 
 
