@@ -10,7 +10,11 @@ from bbgrap.protocol.addresses import place_of
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What a coordinator is told; what waits beyond `max_waiting` requests or `max_waiting_bytes` of a plan is refused as busy."""
+    """What a coordinator is told.
+
+    Beyond `max_waiting` requests that wait for a plan, or `max_waiting_bytes` of inputs, or what is left of either for others, a client is
+    refused as busy.
+    """
 
     version: str
     data_address: str

@@ -51,16 +51,17 @@ class OpenRequests:
         return self.by_number.get(number) or next((request for request in self.by_number.values() if number in request.former), None)
 
     def full(self, caller: Caller, message: RunModel, plan: ServedPlan) -> str:
-        """Return why a request is not taken, or nothing."""
+        """Return why a request is not taken, or nothing.
+
+        A client never holds more than what is left for others, so one alone takes half, and another one finds room.
+        """
         size, settings = sum(map(len, message.payload)), self._settings
         mine = [request for request in self.by_number.values() if request.caller[0] == caller[0]]
-        taken = sum(request.bytes for request in mine)
-        if len(plan.waiting) >= settings.max_waiting:
-            return f"{len(plan.waiting)} requests wait for this plan already"
-        if self.by_number and self.bytes + size > settings.max_waiting_bytes:
-            return f"the inputs of {len(self.by_number)} requests take {self.bytes:,} bytes already"
-        if mine and len(mine) < len(self.by_number) and taken + size > settings.max_waiting_bytes // 2:
-            return f"{len(mine)} requests of this client take {taken:,} bytes already, and others wait, too"
+        waiting, taken = sum(request.plan is plan and not request.epoch for request in mine), sum(request.bytes for request in mine)
+        if waiting >= settings.max_waiting - len(plan.waiting):
+            return f"{len(plan.waiting)} requests wait for this plan already, {waiting} of them of this client"
+        if self.by_number and taken > settings.max_waiting_bytes - self.bytes - size:
+            return f"the inputs of {len(self.by_number)} requests take {self.bytes:,} bytes already, {taken:,} of them of this client"
         return ""
 
     def add(self, caller: Caller, message: RunModel, plan: ServedPlan, sequence: Sequence | None) -> None:

@@ -163,8 +163,8 @@ def test_an_agent_loads_one_variant_at_a_time_and_none_before_the_standby_has_an
 # --- streams --------------------------------------------------------------------------------------------------------------------
 
 
-def flood(wire, count):
-    calls = [wire.run() for _ in range(count)]
+def flood(wire, count, payload=()):
+    calls = [wire.run(payload=payload) for _ in range(count)]
     wire.deliver_all()
     return calls
 
@@ -181,18 +181,20 @@ def test_a_stream_has_two_requests_per_node_on_their_way_and_the_rest_waits():
 
 
 def test_a_full_queue_says_that_it_is_busy():
-    settings = coordinator_settings.Settings("0.1.0", "tcp://head:1", max_waiting=3)
+    settings = coordinator_settings.Settings("0.1.0", "tcp://head:1", max_waiting=6)
     wire = ready_wire("a", options=STREAM, settings=settings)
     calls = flood(wire, 7)
     wire.settle()
     answers = [wire.answer(call) for call in calls]
     assert [type(answer) for answer in answers[:5]] == [c.RunResult] * 5
     assert [answer.fault for answer in answers[5:]] == [c.Fault.BUSY] * 2
-    assert answers[5].reason == "coordinator: 3 requests wait for this plan already; submit again when some are answered"
+    assert answers[5].reason == (
+        "coordinator: 3 requests wait for this plan already, 3 of them of this client; submit again when some are answered"
+    )
 
 
 def test_inputs_are_bounded_by_their_size_too():
-    settings = coordinator_settings.Settings("0.1.0", "tcp://head:1", max_waiting_bytes=24)
+    settings = coordinator_settings.Settings("0.1.0", "tcp://head:1", max_waiting_bytes=48)
     wire = ready_wire("a", options=STREAM, settings=settings)
     calls = [wire.run(payload=(b"123456",)) for _ in range(5)]
     wire.deliver_all()
@@ -201,20 +203,20 @@ def test_inputs_are_bounded_by_their_size_too():
     assert wire.answer(calls[4]).fault is c.Fault.BUSY
 
 
-def test_a_client_that_sends_much_leaves_room_for_others():
-    settings = coordinator_settings.Settings("0.1.0", "tcp://head:1", max_waiting_bytes=24)
-    wire = ready_wire("a", options=STREAM, settings=settings)
+@pytest.mark.parametrize("bounds", [{"max_waiting": 10}, {"max_waiting_bytes": 60}])
+def test_a_client_that_fills_each_free_place_leaves_room_for_others(bounds):
+    wire = ready_wire("a", options=STREAM, settings=coordinator_settings.Settings("0.1.0", "tcp://head:1", **bounds))
     (plan,) = wire.coordinator.planning.plans.values()
-    other = c.RunModel(1, plan.key, 30.0, (), (b"123456",))
-    calls = [wire.run(payload=(b"123456",)) for _ in range(2)]
-    wire.deliver_all()
-    wire.to_coordinator(ce.FromPeer(b"other", other))
-    assert (b"other", 1) in wire.coordinator.requests.table.by_caller
-    refused = wire.run(payload=(b"123456",))
-    wire.deliver_all()
-    assert wire.answer(refused).reason.startswith("coordinator: 2 requests of this client take 12 bytes already, and others wait, too")
+    table = wire.coordinator.requests.table
+    for turn in range(5):
+        flood(wire, 20, payload=(b"123456",))
+        wire.to_coordinator(ce.FromPeer(b"other", c.RunModel(turn, plan.key, 30.0, (), (b"123456",))))
+        assert (b"other", turn) in table.by_caller
+        assert len(plan.waiting) <= 10
+        assert table.bytes <= 60 or "max_waiting" in bounds
+        wire.finish_requests()
     wire.settle()
-    assert all(isinstance(wire.answer(call), c.RunResult) for call in calls)
+    assert not table.by_number
 
 
 def test_clients_take_turns():
