@@ -7,8 +7,9 @@ that has answered nothing yet has one agent at a time, since it may never end.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
+from bbgrap.control.coordinator_events import RoutingId
 from bbgrap.control.loading import Loading
 from bbgrap.control.membership import Members
 from bbgrap.control.plans import MAX_DEATHS, ServedPlan, Variant
@@ -51,13 +52,26 @@ class RequestAssigner:
         waiting = [request for number in plan.waiting if (request := self._open[number]).held is None]
         if len(waiting) < 2:
             return waiting
-        flying = (number for variant in self._all_variants(plan) for number in variant.queue.running)
-        running = Counter(self._open[number].caller[0] for number in flying if number in self._open)
+        running = self._running(self._all_variants(plan))
         kinds: dict[tuple[str, bool, int], Request] = {}
-        for request in sorted(waiting, key=lambda r: (not r.lost, running[r.caller[0]], r.came)):
+        for request in sorted(waiting, key=lambda request: _turn(request, running)):
             epoch = 0 if request.sequence is None else request.sequence.epoch
             kinds.setdefault((request.blamed, len(request.lost) < MAX_DEATHS, epoch), request)
         return kinds.values()
+
+    def in_turn(self, standby: ServedPlan, plans: Iterable[ServedPlan]) -> list[ServedPlan]:
+        """Return plans of a standby in the order in which their requests have their turns on it; before them those without any."""
+        running = self._running(standby.variants)
+
+        def turn(plan: ServedPlan) -> tuple[int, ...]:
+            return min((_turn(self._open[number], running) for number in plan.waiting), default=())
+
+        return sorted(plans, key=turn)
+
+    def _running(self, variants: Iterable[Variant]) -> Counter[RoutingId]:
+        """Return how many requests of each client run on variants."""
+        flying = (number for variant in variants for number in variant.queue.running)
+        return Counter(self._open[number].caller[0] for number in flying if number in self._open)
 
     def _all_variants(self, plan: ServedPlan) -> list[Variant]:
         return [*plan.variants, *(plan.standby.variants if plan.standby is not None else ())]
@@ -120,3 +134,8 @@ class RequestAssigner:
         """Whether a model's standby answers, or will."""
         failed = standby.failed and not standby.variants and standby.job is None
         return not (standby.quarantine or failed or self._standbys.lacks_room(standby, now))
+
+
+def _turn(request: Request, running: Mapping[RoutingId, int]) -> tuple[int, ...]:
+    """Return what requests take turns by: those that have lost an agent first, then who has the fewest running, then the oldest."""
+    return not request.lost, running[request.caller[0]], request.came

@@ -114,9 +114,7 @@ class Requests:
         """Place copies, and let the model's plans look again whether one has room."""
         done = self.standbys.consider(standby, now)
         concerned = [plan for plan in self.planning.of_model(standby) if plan.waiting or plan.callers or standby.failed]
-        # What is touched last is looked at first: the oldest request gets the place.
-        for plan in sorted(concerned, key=lambda plan: -min((self.open[n].came for n in plan.waiting), default=0)):
-            self.loading.touched.pop(plan, None)
+        for plan in reversed(self.assigner.in_turn(standby, concerned)):
             self.loading.touch(plan)
         return done
 

@@ -64,7 +64,8 @@ class Loading:
         self.traffic = Traffic()
 
     def touch(self, plan: ServedPlan) -> None:
-        """Look at a plan again before the event is over."""
+        """Look at a plan again before the event is over; at what is touched last first."""
+        self.touched.pop(plan, None)
         self.touched[plan] = None
 
     def find(self, epoch: int) -> Variant | None:

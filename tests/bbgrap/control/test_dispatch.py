@@ -1,6 +1,7 @@
 """Stories of requests and variants: who is timed, who serves, what waits, and what becomes of it when a variant is lost."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -14,7 +15,7 @@ from bbgrap.planners.options import PlanOptions
 from bbgrap.protocol import client_messages as c
 from bbgrap.protocol import messages as m
 from tests.bbgrap.control.tiny_plans import record_of
-from tests.bbgrap.control.wire import CLIENT, joined_wire, ready_wire
+from tests.bbgrap.control.wire import CLIENT, joined_wire, prepare_message, ready_wire, standby_wire
 
 AUTO = PlanOptions(planner="auto")
 STREAM = PlanOptions(planner="auto", objective="throughput")
@@ -229,6 +230,22 @@ def test_clients_take_turns():
     del wire.started[first]
     wire.to_coordinator(ce.RequestDone(first, (), ()))
     assert b"other" in {start.client for start in wire.started.values()}
+
+
+def test_clients_take_turns_whatever_shapes_they_bring():
+    """Ten requests of one client do not keep that of another one waiting, which another plan of their standby has."""
+    wire = standby_wire()
+    wire.call(lambda n: replace(prepare_message(n, wire.options), shapes={"x": (4, 2)}, wait=False))
+    wire.deliver_all()
+    first, second = wire.coordinator.planning.plans.values()
+    for call in range(10):
+        wire.to_coordinator(ce.FromPeer(b"many", c.RunModel(call, first.key, 30.0, (), ())))
+    wire.to_coordinator(ce.FromPeer(b"one", c.RunModel(1, second.key, 30.0, (), ())))
+    assert {start.client for start in wire.started.values()} == {b"many"}
+    number = min(wire.started)
+    del wire.started[number]
+    wire.to_coordinator(ce.RequestDone(number, (), ()))
+    assert b"one" in {start.client for start in wire.started.values()}
 
 
 def test_requests_of_a_lost_agent_run_on_another_variant():
