@@ -7,7 +7,7 @@ that has answered nothing yet has one agent at a time, since it may never end.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from bbgrap.control.coordinator_events import RoutingId
 from bbgrap.control.loading import Loading
@@ -44,20 +44,34 @@ class RequestAssigner:
         self._standbys = standbys
         self._open = open_requests
 
-    def next(self, plan: ServedPlan) -> Collection[Request]:
-        """Return whose turn it is: the oldest request of the client that has the fewest running, of those that are not held.
+    def next(self, plan: ServedPlan) -> Iterator[Request]:
+        """Yield whose turn it is: the oldest request of the client that has the fewest running, of those that are not held.
 
         One that may not run everywhere does not keep others waiting: the next one of each such kind follows.
         """
         waiting = [request for number in plan.waiting if (request := self._open[number]).held is None]
-        if len(waiting) < 2:
-            return waiting
-        running = self._running(self._all_variants(plan))
-        kinds: dict[tuple[str, bool, int], Request] = {}
+        variants = self._all_variants(plan)
+        free = [variant for variant in variants if variant.queue.has_room]
+        if len(waiting) < 2 or not free:
+            yield from waiting[:1]
+            return
+        running = self._running(variants)
+        kinds = set[tuple[str, bool, tuple[int, ...]]]()
         for request in sorted(waiting, key=lambda request: _turn(request, running)):
-            epoch = 0 if request.sequence is None else request.sequence.epoch
-            kinds.setdefault((request.blamed, len(request.lost) < MAX_DEATHS, epoch), request)
-        return kinds.values()
+            kind = request.blamed, len(request.lost) < MAX_DEATHS, self._places(request, free)
+            if kind not in kinds:
+                kinds.add(kind)
+                yield request
+
+    def _places(self, request: Request, free: Iterable[Variant]) -> tuple[int, ...]:
+        """Return where a request of a sequence may run: at its home, or else on which of those that have room; nothing for others."""
+        sequence = request.sequence
+        if sequence is None:
+            return ()
+        home = self._sequences.home(sequence)
+        if home is not None and fits(home, sequence, request):
+            return (home.epoch,)
+        return 0, *(variant.epoch for variant in free if fits(variant, sequence, request))
 
     def in_turn(self, standby: ServedPlan, plans: Iterable[ServedPlan]) -> list[ServedPlan]:
         """Return plans of a standby in the order in which their requests have their turns on it; before them those without any."""
