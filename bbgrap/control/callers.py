@@ -1,9 +1,10 @@
-"""Those who wait for a plan: answered when it serves, when it cannot, or at their deadline."""
+"""Those who wait for a plan: answered when it serves, when it cannot, or at their deadline; forgotten when they do not ask after it."""
 
 from __future__ import annotations
 
 from bbgrap.control.coordinator_instructions import CoordinatorInstruction, ToClient
 from bbgrap.control.membership import Members
+from bbgrap.control.open_requests import UNASKED_S
 from bbgrap.control.plans import ServedPlan
 from bbgrap.protocol.client_messages import Failed, Fault
 
@@ -37,10 +38,11 @@ def _refused(plan: ServedPlan, fault: Fault, reason: str) -> list[CoordinatorIns
     return done
 
 
-def callers_past_deadline(plan: ServedPlan, stage: str, now: float) -> list[CoordinatorInstruction]:
-    """Answer who has waited for a plan for as long as they would; `stage` is what is done for it."""
-    late = [caller for caller, until in plan.callers.items() if now > until]
-    for caller in late:
+def callers_overdue(plan: ServedPlan, stage: str, now: float) -> list[CoordinatorInstruction]:
+    """Answer who has waited for a plan for as long as they would, and forget who is gone; `stage` is what is done for it."""
+    late = [caller for caller, known in plan.callers.items() if now > known.until]
+    gone = [caller for caller, known in plan.callers.items() if now - known.asked > UNASKED_S]
+    for caller in {*late, *gone}:
         del plan.callers[caller]
     reason = f"plan of {plan.called}: the deadline passed before it served; what was done last: {stage}"
     return [ToClient(identity, Failed(call, Fault.EXECUTION, reason)) for identity, call in late]

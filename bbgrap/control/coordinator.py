@@ -343,7 +343,7 @@ class CoordinatorMachine:
             case Cancel():
                 return self.requests.cancel((identity, message.call))
             case Ask():
-                self.requests.table.asked_after(identity, message.calls)
+                self.requests.asked_after(identity, message.calls, now)
                 known = tuple(call for call in message.calls if self._will_answer((identity, call)))
                 return [ToClient(identity, StillWorking(message.calls, known))]
             case _:

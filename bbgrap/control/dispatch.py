@@ -10,17 +10,19 @@ nothing can run it.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from bbgrap.control.assignment import RequestAssigner
 from bbgrap.control.audit import RunCounts
-from bbgrap.control.callers import NO_AGENT, answer_callers, callers_past_deadline
-from bbgrap.control.coordinator_events import RequestBroke, RequestDone
+from bbgrap.control.callers import NO_AGENT, answer_callers, callers_overdue
+from bbgrap.control.coordinator_events import RequestBroke, RequestDone, RoutingId
 from bbgrap.control.coordinator_instructions import CoordinatorInstruction, Log, StartRequest, ToClient
 from bbgrap.control.coordinator_settings import Settings
 from bbgrap.control.loading import Loading
 from bbgrap.control.membership import Member, Members
 from bbgrap.control.open_requests import OpenRequests
 from bbgrap.control.planning import Planning
-from bbgrap.control.plans import Caller, ServedPlan, Variant
+from bbgrap.control.plans import Caller, PlanCaller, ServedPlan, Variant
 from bbgrap.control.request import Request
 from bbgrap.control.request_recovery import RequestRecovery
 from bbgrap.control.request_statistics import RequestStatistics
@@ -78,6 +80,14 @@ class Requests:
         """Whether a call will still be answered."""
         return caller in self.table.by_caller or any(caller in plan.callers for plan in self.planning.plans.values())
 
+    def asked_after(self, client: RoutingId, calls: Iterable[int], now: float) -> None:
+        """Note that a client still waits for these calls."""
+        self.table.asked_after(client, calls)
+        callers = {(client, call) for call in calls}
+        for plan in self.planning.plans.values():
+            for caller in plan.callers.keys() & callers:
+                plan.callers[caller].asked = now
+
     def prepare(self, caller: Caller, plan: ServedPlan, message: PrepareModel, now: float) -> list[CoordinatorInstruction]:
         """Queue a caller who asks for a plan, or tell one who does not wait who serves now."""
         plan.is_asked(now)
@@ -86,7 +96,7 @@ class Requests:
             return [ToClient(caller[0], plan.prepared(caller[1]))]
         # Who asks again wants it tried again.
         plan.failed = {}
-        plan.callers[caller] = now + message.deadline_s
+        plan.callers[caller] = PlanCaller(now + message.deadline_s, now)
         return [] if plan.serving else self.planning.progress(plan)
 
     def add(self, caller: Caller, message: RunModel, plan: ServedPlan, now: float) -> list[CoordinatorInstruction]:
@@ -343,8 +353,9 @@ class Requests:
                 variant.plan.ran_late = not variant.plan.is_proven
             reason = f"request {request.number}: its deadline of {request.message.deadline_s:g} s passed while it {state}"
             done += self.table.fail(request.number, "deadline", Fault.EXECUTION, reason)
-        for plan in [plan for plan in self.planning.plans.values() if any(now > until for until in plan.callers.values())]:
-            done += [*callers_past_deadline(plan, self.planning.stage_of(plan)[0], now), *self._let_be(plan)]
+        for plan in [plan for plan in self.planning.plans.values() if plan.callers]:
+            done += [*callers_overdue(plan, self.planning.stage_of(plan)[0], now), *self._let_be(plan)]
+        done += self.planning.forget_oldest()
         for event in self.traces.overdue(now):
             done += self._answer(self.open[event.request], event, (), None)
         return done

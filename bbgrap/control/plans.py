@@ -172,11 +172,19 @@ class Death:
     reason: str
 
 
+@dataclass(slots=True)
+class PlanCaller:
+    """Until when somebody waits for a plan, and when they said so or asked after it last, in seconds."""
+
+    until: float
+    asked: float
+
+
 @dataclass(eq=False, slots=True)
 class ServedPlan:
     """A model with shapes and options; without `options` it is the standby of the model, with a variant per copy.
 
-    Invariants: `callers` wait for `ModelPrepared`, each until a time in seconds; `waiting` are requests that wait for a variant with room;
+    Invariants: `callers` wait for `ModelPrepared`; `waiting` are requests that wait for a variant with room;
     `timing` is there while the variants of a job are timed, and the synthetic `inputs` with it; while there is a `job`, nothing is made
     `ahead`.
     """
@@ -199,7 +207,7 @@ class ServedPlan:
     """Whether its variants have been timed, or need not be."""
     timing: Timing | None = None
     inputs: Inputs | None = None
-    callers: dict[Caller, float] = field(default_factory=dict)
+    callers: dict[Caller, PlanCaller] = field(default_factory=dict)
     waiting: list[int] = field(default_factory=list)
     requests: int = 0
     """That were ever asked for."""

@@ -2,6 +2,9 @@
 
 from dataclasses import replace
 
+from bbgrap.control import coordinator_events as ce
+from bbgrap.control.open_requests import UNASKED_S
+from bbgrap.control.planning import MAX_PLANS
 from bbgrap.protocol import client_messages as c
 from tests.bbgrap.control.tiny_plans import plan_of
 from tests.bbgrap.control.wire import CLIENT, joined_wire, prepare_message
@@ -32,3 +35,19 @@ def test_a_caller_hears_at_its_deadline_that_there_is_no_plan_yet():
     wire.carry_plan(plan_of(wire.jobs[-1]))
     wire.until_answered(again)
     assert isinstance(wire.answer(again), c.ModelPrepared)
+
+
+def test_callers_that_are_gone_are_forgotten_and_their_plans_with_them():
+    wire = joined_wire("a")
+    wire.plan = lambda _: None
+    plans = wire.coordinator.planning.plans
+    for n in range(MAX_PLANS + 10):
+        message = replace(prepare_message(n, wire.options), shapes={"x": (3, n)}, deadline_s=1e9)
+        wire.to_coordinator(ce.FromPeer(b"gone", message))
+    patient = wire.call(lambda n: replace(prepare_message(n, wire.options), deadline_s=1e9))
+    wire.wait(UNASKED_S + 1.0)
+    assert len(plans) == MAX_PLANS
+    (plan,) = [plan for plan in plans.values() if plan.callers or plan.job]
+    assert list(plan.callers) == [(CLIENT, patient)]
+    assert wire.cancelled == [job.job for job in wire.jobs if job.job != plan.job.number]
+    assert not wire.answers[patient]
