@@ -37,6 +37,8 @@ class Sequence:
     before: tuple[int, int] = (0, 0)
     is_open: bool = False
     """Whether a request of it is not answered."""
+    is_repeated: bool = False
+    """Whether that one was answered before, which its client may have heard."""
     losses: int = 0
 
     @property

@@ -76,16 +76,21 @@ class Sequences:
         if not plan.state:
             return (Fault.INPUT, f"{what}: its plan was asked for without state; prepare the model with it"), []
         if known is not None and known.is_open:
-            return (Fault.INPUT, f"{what}: its request before is not answered yet; they run one after the other"), []
+            # Who has heard the first answer to a request that arrived twice need not know of the second.
+            fault = Fault.BUSY if known.is_repeated else Fault.INPUT
+            return (fault, f"{what}: its request before is not answered yet; they run one after the other"), []
         if message.reads and (not message.step or message.inputs):
             return (Fault.INPUT, f"{what}: its state is read after a request of it, and without inputs"), []
+        # Its client has not heard the answer, or it arrives twice.
+        again = known is not None and message.step == known.steps - 1
         if not message.step:
             done = [] if known is None else self._end(known)
-            sequence = Sequence(next(self._loading.epochs), client, message.sequence, plan.key, plan.model, now, [])
+            sequence = Sequence(next(self._loading.epochs), client, message.sequence, plan.key, plan.model, now, [], is_repeated=again)
             return self._enter(sequence, now), [*done, *self._make_room()]
         if known is None:
             return (Fault.STATE_LOST, f"{what}: the coordinator does not know it, or not any more; begin it again"), []
-        if message.step == known.steps - 1:  # its client has not heard the answer
+        known.is_repeated = again
+        if again:
             known.steps -= 1
             if known.given is not None:
                 self._kept -= known.given.pop().price

@@ -2,9 +2,12 @@
 
 from dataclasses import replace
 
+import pytest
+
 from bbgrap.protocol import client_messages as c
-from tests.bbgrap.control.test_sequences import OPTIONS, Counters, with_state
+from tests.bbgrap.control.test_sequences import OPTIONS, Counters, counters, total, with_state
 from tests.bbgrap.control.tiny_plans import plan_of
+from tests.bbgrap.control.wire import CLIENT
 
 
 def for_one_number(planned):
@@ -35,3 +38,19 @@ def test_what_only_a_full_standby_takes_keeps_nothing_waiting_that_a_plan_takes(
     assert (len(variant.queue.running), len(plan.waiting), len(wire.started)) == (1, 1, places + 1)
     wire.settle()
     assert [type(wire.answer(call)) for call in calls] == [c.RunResult] * len(calls)
+
+
+@pytest.mark.parametrize("step", [0, 1])
+def test_a_request_that_arrives_again_after_its_answer_was_heard_only_keeps_the_next_one_busy(step):
+    wire = counters("a", "b")
+    assert [total(wire, 1, before, 1) for before in range(step)] == [1] * step
+    call = wire.run_of(1, step, 10)
+    (said,) = wire.queues[CLIENT, b""]
+    wire.settle()
+    assert int(bytes(wire.answer(call).payload[0])) == step + 10
+    wire.send(CLIENT, b"", said)
+    call = wire.run_of(1, step + 1, 100)
+    wire.deliver_all()
+    assert wire.answer(call).fault is c.Fault.BUSY
+    wire.settle()
+    assert total(wire, 1, step + 1, 100) == step + 110
