@@ -76,6 +76,7 @@ class OpenRequests:
         plan.waiting.append(number)
         plan.requests += 1
         plan.is_asked(self.now)
+        plan.outstanding += 1
         if plan.standby is not None:
             plan.standby.outstanding += 1
         self._loading.touch(plan)
@@ -120,6 +121,7 @@ class OpenRequests:
         if request.sequence is not None:
             request.sequence.is_open = False
         self.bytes -= request.bytes
+        request.plan.outstanding -= 1
         if request.plan.standby is not None:
             request.plan.standby.outstanding -= 1
             if not request.plan.standby.is_proven:

@@ -95,9 +95,11 @@ class Planning:
         for plan in sorted(self.plans.values(), key=lambda plan: plan.asked):
             if len(self.plans) <= MAX_PLANS:
                 break
-            if not plan.is_wanted and not plan.running:
+            if not plan.callers and not plan.outstanding and not plan.running:
                 del self.plans[plan.key]
                 done += [*self.cancel(plan), *(i for v in list(plan.variants) for i in self.loading.release(v))]
+                # Nobody wants it: it is not planned again.
+                self.loading.touched.pop(plan, None)
         return done
 
     def of_model(self, standby: ServedPlan) -> list[ServedPlan]:

@@ -247,7 +247,7 @@ class ServedPlan:
     is_dormant: bool = False
     """Of a standby: whether it has made room for others; it is made again when somebody waits for a plan of its model."""
     outstanding: int = 0
-    """Of a standby: requests of its model that are not answered."""
+    """Its requests that are not answered, wherever they run; of a standby those of its model."""
     is_proven: bool = False
     """Whether a request on it has ended without ending its worker."""
     ran_late: bool = False

@@ -151,6 +151,8 @@ class ClusterOnAFakeWire(RuleBasedStateMachine):
         assert len(machine.requests.table.by_caller) == len(machine.requests.open)
         for standby in machine.standbys.by_model.values():
             assert standby.outstanding == sum(request.plan.standby is standby for request in machine.requests.open.values())
+        for plan in machine.planning.plans.values():
+            assert plan.outstanding == sum(request.plan is plan for request in machine.requests.open.values())
         for variant in variants:
             assert variant in variant.plan.variants
             assert len(variant.queue.running) <= variant.queue.limit
