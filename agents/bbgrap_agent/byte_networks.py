@@ -5,7 +5,8 @@ Maps are `[N, H, W, C]` of uint8, weights int8 (`bbgrap.engine.quantized`).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from math import sqrt
 
 import numpy as np
@@ -24,12 +25,12 @@ _SPREAD = 70.0
 """The typical size of a byte around its zero point: results are scaled by it, so that few of them are clipped."""
 
 
-def byte_networks(entry: str) -> Iterator[Graph]:
-    """Yield the networks; the node named `entry` reads what was in no cache."""
+def byte_networks(entry: str) -> Iterator[Callable[[], Graph]]:
+    """Yield what makes the networks; the node named `entry` reads what was in no cache."""
     for channels, rows, columns in _MAPS:
-        yield _maps(channels, rows, columns, entry)
+        yield partial(_maps, channels, rows, columns, entry)
     for rows, depth, columns in _MATRICES:
-        yield _products(rows, depth, columns, entry)
+        yield partial(_products, rows, depth, columns, entry)
 
 
 def _maps(channels: int, rows: int, columns: int, entry: str) -> Graph:

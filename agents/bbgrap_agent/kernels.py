@@ -3,6 +3,8 @@
 A kernel is timed where it stands in a network, not alone: its maps come in the layout that the kernel before it made (in blocks of
 channels between convolutions), and its weights come from memory, as those of a large model do: caches are filled with something else
 before every run. What is counted of it is what planners count (`bbgrap.tdl.work`).
+
+A worker may have little memory, so there is one network at a time, its weights are in one place, and what it took is given back.
 """
 
 from __future__ import annotations
@@ -11,14 +13,15 @@ import json
 import re
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
-from bbgrap.engine.sessions import open_session, session_options
+from bbgrap.engine.sessions import give_back_arena, open_session, session_options
 from bbgrap.errors import ExecutionError
-from bbgrap.graph.onnx_write import write_graph
+from bbgrap.graph.onnx_write import save_graph
 from bbgrap.graph.types import Array, DType, Graph, TensorType
 from bbgrap.shapemap import ShapeMap
 from bbgrap.tdl.rule import describe
@@ -57,38 +60,49 @@ _EVENT = re.compile(r"(?P<node>[A-Za-z0-9.]+?)(_nchwc)?(_token_\d+)?_kernel_time
 def kernel_samples(threads: int, budget_s: float) -> dict[str, list[Sample]]:
     """Return measured pieces of work by kind, taken within about so many seconds; every network is run at least a few times."""
     found: dict[str, list[Sample]] = {kind: [] for kind in KINDS}
-    graphs = list(networks())
-    crowd = np.ones(_CROWD_BYTES // 4, np.float32)
+    makers = list(networks())
     deadline = time.perf_counter() + budget_s
-    for left, graph in zip(range(len(graphs), 0, -1), graphs, strict=True):
+    for left, make in zip(range(len(makers), 0, -1), makers, strict=True):
         now = time.perf_counter()
-        for sample in measure_network(graph, threads, now + max(deadline - now, 0) / left, crowd):
+        for sample in measure_network(make, threads, now + max(deadline - now, 0) / left):
             found[sample.work.kind].append(sample)
+        give_back_arena()
     return found
 
 
-def networks() -> Iterator[Graph]:
-    """Yield the networks whose kernels are timed."""
+def networks() -> Iterator[Callable[[], Graph]]:
+    """Yield what makes the networks whose kernels are timed."""
     for channels, rows, columns in _MAPS:
-        yield _maps(channels, rows, columns)
+        yield partial(_maps, channels, rows, columns)
     for rows, columns in _IMAGES:
-        yield _image(rows, columns)
+        yield partial(_image, rows, columns)
     for rows, features in _TOKENS:
-        yield _tokens(rows, features)
+        yield partial(_tokens, rows, features)
     for rows, depth, columns in _VECTORS:
-        yield _vectors(rows, depth, columns)
+        yield partial(_vectors, rows, depth, columns)
     yield from byte_networks(_ENTRY)
 
 
-def measure_network(graph: Graph, threads: int, until: float, crowd: Array) -> list[Sample]:
-    """Run a network until a time of `time.perf_counter`, reading `crowd` before each run; return its kernels with their typical times."""
+def measure_network(make: Callable[[], Graph], threads: int, until: float, crowd_bytes: int = _CROWD_BYTES) -> list[Sample]:
+    """Run a network until a time of `time.perf_counter`; return its kernels with their typical times.
+
+    So many bytes of something else are read before each run.
+    """
+    graph = make()
+    name, counted = graph.name, works(graph)
+    random = np.random.default_rng(0)
+    feed = {value: _numbers(random, graph.types[value]) for value in graph.inputs}
     with tempfile.TemporaryDirectory(prefix="bbgrap-probe-") as folder:
+        file = Path(folder) / "network"
+        save_graph(graph, file, inline_limit=0)
+        del graph  # its weights are in a file now, which onnxruntime maps
+        give_back_arena()
         options = session_options(threads=threads, shared_pool=threads > 1)
         options.enable_profiling = True
         options.profile_file_prefix = str(Path(folder) / "kernels")
-        session = open_session(write_graph(graph, weights="inline").data, options, {})
-        random = np.random.default_rng(0)
-        feed = {name: _numbers(random, graph.types[name]) for name in graph.inputs}
+        session = open_session(file, options, {})
+        give_back_arena()
+        crowd = np.ones(crowd_bytes // 4, np.float32)  # not before: sessions take most while they are made
         for run in range(_RUNS + 1):
             if run > _LEAST_RUNS and time.perf_counter() > until:
                 break
@@ -96,11 +110,11 @@ def measure_network(graph: Graph, threads: int, until: float, crowd: Array) -> l
             session.run(None, feed)
         times = kernel_times(Path(session.end_profiling()).read_text(encoding="utf-8"))
     samples = []
-    for event, work in works(graph).items():
-        name = event.removesuffix(_FUSED)
+    for event, work in counted.items():
+        kernel = event.removesuffix(_FUSED)
         # the first run touches memory for the first time
-        if name != _ENTRY and len(times.get(event, ())) > 1:
-            samples.append(Sample(work, typical(times[event][1:]), f"{graph.name}.{name}"))
+        if kernel != _ENTRY and len(times.get(event, ())) > 1:
+            samples.append(Sample(work, typical(times[event][1:]), f"{name}.{kernel}"))
     return samples
 
 

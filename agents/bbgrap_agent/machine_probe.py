@@ -45,13 +45,14 @@ _log = logging.getLogger("bbgrap.agent")
 
 def measure_machine(join: Join, budget_s: float = BUDGET_S, identity: TlsIdentity | None = None) -> NodeProfile:
     """Measure this machine, without its links; requests that run meanwhile disturb it, and it them. `identity`: of its data plane."""
+    bandwidth = rounded(memory_bandwidth())
     samples = work_samples(join.threads, budget_s, identity)
     return NodeProfile(
         join.name,
         cores=join.cores,
         threads=join.threads,
         memory_bytes=join.memory_bytes,
-        memory_bandwidth_bytes_per_s=rounded(memory_bandwidth()),
+        memory_bandwidth_bytes_per_s=bandwidth,
         kernels=tuple(_rate(sample) for of in samples.values() for sample in of if sample.name in _SHOWN),
         work=fitted(samples),
     )

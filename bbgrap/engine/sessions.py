@@ -9,8 +9,10 @@ processes that belong to us (agents), and off by default.
 
 from __future__ import annotations
 
+import ctypes
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
@@ -168,10 +170,15 @@ def share_arena() -> None:
 
 
 def give_back_arena() -> None:
-    """Give the system the parts of the shared arena that no value is in: it grows with the largest request, and else stays so."""
+    """Give the system the parts of the shared arena that no value is in: it grows with the largest request, and else stays so.
+
+    And what sessions that are gone had besides: glibc keeps that, too.
+    """
     options = ort.RunOptions()
     options.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")  # done when a run ends
     _idle_session().run(None, {"x": np.zeros(1, np.float32)}, options)
+    with suppress(AttributeError, OSError, TypeError):  # other systems have no such function, or none that is found so
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 @cache

@@ -1,6 +1,8 @@
 """What the probe's networks are, and that their kernels are found in what onnxruntime writes."""
 
 import json
+import subprocess
+import sys
 import time
 
 import numpy as np
@@ -18,7 +20,7 @@ UNSEEN = {"other", "segment", "message"}
 
 @pytest.fixture(scope="module")
 def graphs():
-    return {graph.name: graph for graph in networks()}
+    return {graph.name: graph for graph in (make() for make in networks())}
 
 
 def test_every_kind_is_measured_in_several_sizes(graphs):
@@ -65,7 +67,31 @@ def test_what_a_full_disk_cut_off_is_said(written):
 def test_every_counted_kernel_is_timed(graphs):
     """onnxruntime's names for kernels are not documented: here the installed version is asked."""
     for name in ("maps512x4x7", "image112x224", "tokens16x256", "vectors1x256x256", "bytes256x7x14", "matrices64x768x768"):
-        samples = measure_network(graphs[name], 1, time.perf_counter(), np.ones(1, np.float32))
+        samples = measure_network(lambda name=name: graphs[name], 1, time.perf_counter(), 4)
         timed = {sample.name.partition(".")[2] for sample in samples}
         assert timed == {event.removesuffix(".relu") for event in works(graphs[name])} - {"entry"}
         assert all(sample.seconds > 0 for sample in samples)
+
+
+MEMORY = """
+from bbgrap.engine.sessions import share_arena
+from bbgrap_agent.kernels import kernel_samples
+
+
+def mib(of):
+    with open("/proc/self/status") as status:
+        return next(int(line.split()[1]) >> 10 for line in status if line.startswith(of))
+
+
+share_arena()
+before = mib("VmRSS")
+kernel_samples(1, 0.0)
+print(mib("VmHWM") - before)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_worker_with_little_memory_can_be_measured():
+    """All networks at once took 790 MiB: a worker that may take 512 was ended."""
+    done = subprocess.run([sys.executable, "-c", MEMORY], capture_output=True, text=True, check=True)
+    assert int(done.stdout) < 200
