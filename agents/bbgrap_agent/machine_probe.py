@@ -14,6 +14,8 @@ from dataclasses import replace
 import numpy as np
 
 from bbgrap.cluster.types import KernelRate, NodeProfile, Speed
+from bbgrap.doctor.cgroups import free_memory_bytes
+from bbgrap.errors import ExecutionError
 from bbgrap.protocol.messages import Join
 from bbgrap.tdl.work import KINDS
 from bbgrap.transport.identity import TlsIdentity
@@ -40,11 +42,20 @@ _MEMORY_BYTES = 64 << 20
 
 _MEMORY_RUNS = 5
 
+NEEDED_BYTES = 224 << 20
+"""What measuring takes: 150 MiB measured, and files of up to 48 MiB, which may be in memory, too."""
+
 _log = logging.getLogger("bbgrap.agent")
 
 
 def measure_machine(join: Join, budget_s: float = BUDGET_S, identity: TlsIdentity | None = None) -> NodeProfile:
-    """Measure this machine, without its links; requests that run meanwhile disturb it, and it them. `identity`: of its data plane."""
+    """Measure this machine, without its links; requests that run meanwhile disturb it, and it them. `identity`: of its data plane.
+
+    Raises:
+        ExecutionError: if there is too little memory for it: the system would end this process.
+    """
+    if (free := free_memory_bytes()) < NEEDED_BYTES:
+        raise ExecutionError(f"it takes {NEEDED_BYTES >> 20} MiB of memory, and {free >> 20} MiB are left here")
     bandwidth = rounded(memory_bandwidth())
     samples = work_samples(join.threads, budget_s, identity)
     return NodeProfile(
