@@ -27,7 +27,9 @@ MAX_WAITING = 64
 IDLE_S = 2.0
 """How long nothing may have gone on before nodes are measured that nobody asked to measure. Chosen."""
 LATER_S = 30.0
-"""When a measurement is tried again that something has disturbed."""
+"""When a measurement is tried again that something has disturbed, or that has failed once; twice as long each further time."""
+LONGEST_S = 3600.0
+"""Chosen: so often a worker may end that has not the memory to be measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +57,8 @@ class _Round:
     done: list[NodeProfile] = field(default_factory=list)
     without_links: list[NodeProfile] = field(default_factory=list)
     """Of nodes whose links could not be measured; how fast they work is known all the same."""
-    faults: list[str] = field(default_factory=list)
+    faults: dict[str, str] = field(default_factory=dict)
+    """By node."""
     is_disturbed: bool = False
     """Of one that nobody called for: something else ran meanwhile, so it tells nothing."""
 
@@ -70,7 +73,7 @@ class _Round:
         self.unlinked = deque(entry for entry in self.unlinked if entry[0] is not member)
         if self.linking is not None and self.linking[0].member is member:
             self.linking = None
-        self.faults.append(fault)
+        self.faults[member.name] = fault
 
     def progress(self) -> list[CoordinatorInstruction]:
         """Return who measures now, and how many have: themselves, or their links."""
@@ -83,13 +86,11 @@ class _Round:
 
     def answer(self) -> list[CoordinatorInstruction]:
         """Return what the caller is told in the end."""
-        if not self.identity:
-            return [Log(f"measured {profile.name}") for profile in self.done] if not self.is_disturbed else []
         profiles = tuple(sorted(self.done, key=lambda profile: profile.name))
         if not self.faults:
             return [ToClient(self.identity, Profiles(self.call, profiles))]
         names = ", ".join(profile.name for profile in profiles) or "none"
-        return [ToClient(self.identity, Failed(self.call, Fault.EXECUTION, f"{'; '.join(self.faults)}; measured: {names}"))]
+        return [ToClient(self.identity, Failed(self.call, Fault.EXECUTION, f"{'; '.join(self.faults.values())}; measured: {names}"))]
 
 
 class Profiling:
@@ -107,6 +108,8 @@ class Profiling:
         self._numbers = count(1)
         self._now = 0.0
         self._again_at = 0.0
+        self._failed: dict[str, tuple[float, float]] = {}
+        """How long to wait, and until when, before a node is measured in the background again; by name."""
         self.has_news = False
         """Whether there are profiles that plans have not been told of."""
 
@@ -197,13 +200,14 @@ class Profiling:
                     done += self._begin_links(running, *running.unlinked.popleft(), now)
                 case _Round(turns=()) as running:
                     self._round = None
-                    done += [*self._keep(running), *running.answer()]
+                    done += [*self._keep(running), *(running.answer() if running.identity else self._note(running, now))]
                 case running:
                     return [*done, *running.progress()]
 
     def _begin_round(self, identity: RoutingId, message: MeasureNodes, now: float) -> list[CoordinatorInstruction]:
         """Ask everybody at once; agents that went while the call waited are none of its nodes."""
-        members = [member for member in self._named(message.name) if message.again or self._is_unknown(member)]
+        members = self._named(message.name) if identity else self._due(now)
+        members = [member for member in members if message.again or self._is_unknown(member)]
         turns = {member.identity: _Turn(member, next(self._numbers), now) for member in members}
         self._round = _Round(identity, message.call, turns)
         return [ToAgent(turn.member.identity, Measure(turn.number)) for turn in turns.values()]
@@ -235,8 +239,26 @@ class Profiling:
             self._again_at = max(self._again_at, now + IDLE_S)
             if running is not None and not running.identity:
                 running.is_disturbed = True
-        if running is not None or now < self._again_at or not any(map(self._is_unknown, self.members.alive())):
+        if running is not None or now < self._again_at or not any(map(self._is_unknown, self._due(now))):
             return []
         self._again_at = now + LATER_S
         self._waiting.append((b"", MeasureNodes(0, "", again=False)))
         return self._go_on(now)
+
+    def _due(self, now: float) -> list[Member]:
+        return [member for member in self.members.alive() if self._failed.get(member.name, (0.0, 0.0))[1] <= now]
+
+    def _note(self, running: _Round, now: float) -> list[CoordinatorInstruction]:
+        """Say how a round has ended that nobody called for. What has failed may have ended a worker: it is tried again ever more seldom."""
+        if running.is_disturbed:
+            return []
+        done: list[CoordinatorInstruction] = [Log(f"measured {profile.name}") for profile in running.done]
+        known = {profile.name for profile in running.without_links}
+        for name, fault in running.faults.items():
+            again = ""
+            if name not in known:
+                wait = min(LONGEST_S, 2 * self._failed[name][0]) if name in self._failed else LATER_S
+                self._failed[name] = wait, now + wait
+                again = f"; the next try is in {wait:g} s"
+            done.append(Log(f"in the background: {fault}{again}", node=name))
+        return done

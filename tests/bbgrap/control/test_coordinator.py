@@ -109,6 +109,10 @@ def test_exact_instructions_of_a_loss():
     assert coordinator.handle(ce.Tick(), 0.7) == [
         coordinator_instructions.Log("agent 'a' was lost; 0 left", event="lost", node="a"),
         coordinator_instructions.Audit("lost", {"agent": "a", "id": "31"}),
+        coordinator_instructions.Log(
+            "in the background: agent 'a' was lost before it was measured; the next try is in 30 s",
+            node="a",
+        ),
         coordinator_instructions.HostPings(()),
     ]
     assert coordinator.handle(ce.FromPeer(b"1", m.Heartbeat()), 0.8) == [coordinator_instructions.ToAgent(b"1", m.Rejoin())]

@@ -1,5 +1,7 @@
 """Who measures when: nodes at once, then links one after the other, whoever fails or goes."""
 
+import itertools
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -160,6 +162,31 @@ def test_calls_wait_and_beyond_a_bound_are_refused():
     finish(wire, "a")
     assert wire.answer(first) == c.Profiles(first, (profile("a"),))
     assert all(wire.answer(call) == c.Profiles(call, ()) for call in waiting)
+
+
+def failed_in_the_background(wire: Wire, seconds: float) -> list[float]:
+    """Let every measurement fail for a while; return after how many seconds each was asked for."""
+    began, asked = wire.now, []
+    while wire.now - began < seconds:
+        wire.wait(1.0)
+        if measuring(wire):
+            asked.append(wire.now - began)
+            finish(wire, "a", "no memory")
+    return asked
+
+
+def test_what_fails_in_the_background_is_tried_ever_more_seldom_and_said():
+    """Every 30 s, measuring ended the worker of a machine that had not the memory for it, and no log said so."""
+    wire = joined_wire("a")
+    asked = failed_in_the_background(wire, 1000.0)
+    pauses = [later - earlier for earlier, later in itertools.pairwise(asked)]
+    assert len(asked) == 6
+    assert all(wait <= pause <= wait + 3.0 for wait, pause in zip((30.0, 60.0, 120.0, 240.0, 480.0), pauses, strict=True))
+    said = "in the background: agent 'a' could not be measured: no memory; the next try is in {} s"
+    assert [line for line in wire.told if "no memory" in line] == [said.format(wait) for wait in (30, 60, 120, 240, 480, 960)]
+    wire.add_agent("b")
+    wire.wait(35.0)
+    assert measuring(wire) == {"b": "Measure"}
 
 
 MOVES = st.lists(
