@@ -42,6 +42,7 @@ from bbgrap.protocol.messages import (
     Deploy,
     Deployed,
     DeploymentFailed,
+    EndedBy,
     Heartbeat,
     HeartbeatSeen,
     Join,
@@ -240,6 +241,9 @@ class AgentMachine:
 
     def _on_worker_died(self, event: WorkerDied) -> list[AgentInstruction]:
         self._worker_ready = False
+        if event.ended_by is EndedBy.MEMORY and self._measurements.is_measuring:
+            # Nobody knows what the last of it was for; what has too little of it alone will end the next worker, too.
+            event = replace(event, ended_by=EndedBy.OUTSIDE, reason=f"{event.reason}; it measured itself meanwhile, which takes memory, too")
         lost = WorkerLost(event.reason, event.epoch, event.request, event.ended_by, event.loading)
         return [
             LogLine(event.reason),

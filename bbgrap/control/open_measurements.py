@@ -25,6 +25,11 @@ class OpenMeasurements:
         self._open: list[Measure | MeasureLinks | TryLinks] = []
         self._pings: AnswerPings | None = None
 
+    @property
+    def is_measuring(self) -> bool:
+        """Whether the worker measures how fast this machine works, which takes memory."""
+        return any(isinstance(asked, Measure) for asked in self._open)
+
     def take(self, message: Measure | MeasureLinks | TryLinks | AnswerPings, *, ready: bool) -> list[AgentInstruction]:
         """Note what is asked; it is done now if the worker is ready."""
         if isinstance(message, AnswerPings):

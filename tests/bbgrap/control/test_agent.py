@@ -132,6 +132,20 @@ def test_what_was_being_loaded_is_dropped_if_it_ended_the_worker(ended_by):
     assert [i.epoch for i in agent.asked] == ([1] if ended_by.guilty else [1, 2])
 
 
+@pytest.mark.parametrize("ended_by", [m.EndedBy.MEMORY, m.EndedBy.CRASH])
+def test_what_was_being_loaded_is_not_dropped_if_measuring_took_the_memory_too(ended_by):
+    agent = Driven()
+    agent.deploy(1, ready=False)
+    agent.tell(m.Measure(4))
+    agent.die(loading=1, ended_by=ended_by)
+    lost, *others = agent.said
+    assert lost.ended_by is (m.EndedBy.OUTSIDE if ended_by is m.EndedBy.MEMORY else ended_by)
+    assert ("measured itself" in lost.reason) == (ended_by is m.EndedBy.MEMORY)
+    assert [type(other) for other in others] == ([m.DeploymentFailed] if ended_by is m.EndedBy.CRASH else []) + [m.Measured]
+    agent.ready()
+    assert [i.epoch for i in agent.asked] == ([1] if ended_by is m.EndedBy.MEMORY else [])
+
+
 def test_what_comes_while_there_is_no_worker_waits_for_the_next_one():
     agent = Driven()
     agent.deploy(1)
