@@ -73,6 +73,7 @@ COMMANDS: list[Any] = [
     m.Release(7),
     m.Measure(1),
     m.MeasureLinks(1, PEERS),
+    m.EndMeasuring(1),
     m.TryLinks(1, PEERS),
     m.AnswerPings(PEERS),
     i.Inspect(1),

@@ -28,7 +28,7 @@ from bbgrap.tdl.rule import describe
 from bbgrap.tdl.work import KINDS, Work, is_fused, work_of
 from bbgrap.zoo.builder import Builder
 from bbgrap_agent.byte_networks import byte_networks
-from bbgrap_agent.speed_fitting import Sample, typical
+from bbgrap_agent.speed_fitting import Check, Sample, typical
 
 _MAPS = ((64, 56, 56), (64, 28, 56), (128, 28, 28), (128, 14, 28), (256, 14, 14), (256, 7, 14), (512, 7, 7), (512, 4, 7))
 """Channels, rows and columns of maps: those of common image networks, whole and half of the rows."""
@@ -57,14 +57,14 @@ _EVENT = re.compile(r"(?P<node>[A-Za-z0-9.]+?)(_nchwc)?(_token_\d+)?_kernel_time
 """How onnxruntime names the time of a kernel: by its node or by what its node makes, and what became of it."""
 
 
-def kernel_samples(threads: int, budget_s: float) -> dict[str, list[Sample]]:
+def kernel_samples(threads: int, budget_s: float, check: Check) -> dict[str, list[Sample]]:
     """Return measured pieces of work by kind, taken within about so many seconds; every network is run at least a few times."""
     found: dict[str, list[Sample]] = {kind: [] for kind in KINDS}
     makers = list(networks())
     deadline = time.perf_counter() + budget_s
     for left, make in zip(range(len(makers), 0, -1), makers, strict=True):
         now = time.perf_counter()
-        for sample in measure_network(make, threads, now + max(deadline - now, 0) / left):
+        for sample in measure_network(make, threads, now + max(deadline - now, 0) / left, check):
             found[sample.work.kind].append(sample)
         give_back_arena()
     return found
@@ -83,11 +83,12 @@ def networks() -> Iterator[Callable[[], Graph]]:
     yield from byte_networks(_ENTRY)
 
 
-def measure_network(make: Callable[[], Graph], threads: int, until: float, crowd_bytes: int = _CROWD_BYTES) -> list[Sample]:
+def measure_network(make: Callable[[], Graph], threads: int, until: float, check: Check, crowd_bytes: int = _CROWD_BYTES) -> list[Sample]:
     """Run a network until a time of `time.perf_counter`; return its kernels with their typical times.
 
     So many bytes of something else are read before each run.
     """
+    check()
     graph = make()
     name, counted = graph.name, works(graph)
     random = np.random.default_rng(0)
@@ -104,6 +105,7 @@ def measure_network(make: Callable[[], Graph], threads: int, until: float, crowd
         give_back_arena()
         crowd = np.ones(crowd_bytes // 4, np.float32)  # not before: sessions take most while they are made
         for run in range(_RUNS + 1):
+            check()
             if run > _LEAST_RUNS and time.perf_counter() > until:
                 break
             crowd.max()

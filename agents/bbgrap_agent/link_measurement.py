@@ -18,7 +18,7 @@ from bbgrap.cluster.types import LinkProfile
 from bbgrap.errors import ExecutionError
 from bbgrap.protocol.messages import Peer
 from bbgrap_agent.executor import Executor
-from bbgrap_agent.speed_fitting import rounded
+from bbgrap_agent.speed_fitting import Check, rounded
 
 _PINGS = 30
 _BULK_BYTES = 1 << 20
@@ -90,9 +90,13 @@ def unreachable(peers: Sequence[Peer], executor: Executor, tries_s: Sequence[flo
     return tuple(missing.values())
 
 
-def measure_links(peers: Sequence[Peer], executor: Executor) -> tuple[LinkProfile, ...]:
+def measure_links(peers: Sequence[Peer], executor: Executor, check: Check) -> tuple[LinkProfile, ...]:
     """Measure the links to all peers that answer, one after the other; requests that run meanwhile disturb it, and it them."""
-    return tuple(link for peer in peers if (link := measure_link(peer, executor)) is not None)
+    links = []
+    for peer in peers:
+        check()
+        links.append(measure_link(peer, executor))
+    return tuple(link for link in links if link is not None)
 
 
 def measure_link(peer: Peer, executor: Executor) -> LinkProfile | None:

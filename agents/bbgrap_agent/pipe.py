@@ -25,6 +25,7 @@ from bbgrap.protocol.messages import (
     AnswerPings,
     BytesLike,
     Deploy,
+    EndMeasuring,
     LinkBroken,
     LinksMeasured,
     LinksTried,
@@ -37,7 +38,7 @@ from bbgrap.protocol.messages import (
     WeightChunk,
 )
 
-ToWorker = CheckWeights | WeightChunk | Deploy | Unload | Drop | DropBefore | Measure | MeasureLinks | TryLinks | AnswerPings
+ToWorker = CheckWeights | WeightChunk | Deploy | Unload | Drop | DropBefore | Measure | MeasureLinks | EndMeasuring | TryLinks | AnswerPings
 FromWorker = (
     WorkerReady
     | WeightsChecked
@@ -52,7 +53,7 @@ FromWorker = (
 )
 
 TO_WORKER: Codec[ToWorker] = Codec(
-    CheckWeights, WeightChunk, Deploy, Unload, Drop, DropBefore, Measure, MeasureLinks, TryLinks, AnswerPings
+    CheckWeights, WeightChunk, Deploy, Unload, Drop, DropBefore, Measure, MeasureLinks, EndMeasuring, TryLinks, AnswerPings
 )
 FROM_WORKER: Codec[FromWorker] = Codec(
     WorkerReady,

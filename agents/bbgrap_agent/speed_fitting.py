@@ -9,7 +9,7 @@ relative errors.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
@@ -18,6 +18,9 @@ import numpy as np
 from bbgrap.cluster.types import Speed
 from bbgrap.graph.types import Array
 from bbgrap.tdl.work import Work
+
+Check = Callable[[], None]
+"""What a measurement calls now and then: it raises an error when that is to end."""
 
 OVERHEAD, FLOPS, WEIGHTS, MAPS = range(4)
 """The columns of the system of equations."""

@@ -34,6 +34,7 @@ from bbgrap.observing.logs import inherited_format, name_node, write_logs
 from bbgrap.protocol.messages import (
     AnswerPings,
     Deploy,
+    EndMeasuring,
     Join,
     LinkBroken,
     LinksMeasured,
@@ -61,6 +62,7 @@ from bbgrap_agent.pipe import FROM_WORKER, TO_WORKER, FromWorker, Pipe, ToWorker
 from bbgrap_agent.progress import WorkerProgress
 from bbgrap_agent.sequence_states import DEFAULT_BYTES, PART, SequenceStates
 from bbgrap_agent.shared_segments import SharedSegments
+from bbgrap_agent.speed_fitting import Check
 from bbgrap_agent.weights import WeightStore
 from bbgrap_agent.worker_settings import WorkerSettings
 
@@ -117,6 +119,8 @@ class Worker:
         self._links = ThreadPoolExecutor(_LINK_THREADS, "links")
         # Measuring takes seconds: a deployment that comes meanwhile does not wait for it.
         self._measuring = ThreadPoolExecutor(1, "measuring")
+        self._measurements: dict[int, threading.Event] = {}
+        """Those that are not answered; one whose event is set is to end."""
         self._answering: frozenset[tuple[str, str]] = frozenset()
         self._answered = AnsweredPeers()
 
@@ -176,21 +180,42 @@ class Worker:
                 self._answering = frozenset((peer.address, peer.fingerprint) for peer in peers)
                 executor.post(lambda: executor.allow_pings(peers))
             case Measure(measurement):
-                self._later(
-                    lambda: Measured(measurement, measure_machine(self._join, identity=self._identity), ""),
+                self._measure(
+                    measurement,
+                    lambda check: Measured(measurement, measure_machine(self._join, check, identity=self._identity), ""),
                     lambda fault: Measured(measurement, None, fault),
-                    self._measuring,
                 )
             case MeasureLinks(measurement, peers):
                 others = reachable(peers, self._settings.coordinator_host)
-                self._later(
-                    lambda: LinksMeasured(measurement, measure_links(others, executor), ""),
+                self._measure(
+                    measurement,
+                    lambda check: LinksMeasured(measurement, measure_links(others, executor, check), ""),
                     lambda fault: LinksMeasured(measurement, (), fault),
-                    self._measuring,
                 )
+            case EndMeasuring(measurement):
+                if measurement in self._measurements:
+                    self._measurements[measurement].set()
             case TryLinks():
                 every = tuple(peer.device for peer in instruction.peers)
                 self._later(lambda: self._try(instruction), lambda _: LinksTried(instruction.trial, every), self._links)
+
+    def _measure(self, number: int, work: Callable[[Check], FromWorker], failed: Callable[[str], FromWorker]) -> None:
+        """Measure in a thread of its own, until it is done or to end."""
+        ended = self._measurements[number] = threading.Event()
+
+        def check() -> None:
+            if ended.is_set():
+                raise ExecutionError("it was broken off, as something else was to be done")
+
+        def measure() -> FromWorker:
+            try:
+                check()
+                return work(check)
+            finally:
+                self._measurements.pop(number, None)
+                self._executor.post(give_back_arena)
+
+        self._later(measure, failed, self._measuring)
 
     def _later(self, work: Callable[[], FromWorker | None], failed: Callable[[str], FromWorker], pool: Pool | None = None) -> None:
         """Do something that takes long in a thread of its own; what it returns, or `failed` of its error, is said.

@@ -43,6 +43,7 @@ from bbgrap.protocol.messages import (
     Deployed,
     DeploymentFailed,
     EndedBy,
+    EndMeasuring,
     Heartbeat,
     HeartbeatSeen,
     Join,
@@ -167,7 +168,7 @@ class AgentMachine:
                 return self._deployments.abandon(message)
             case Release():
                 return self._deployments.release(message.epoch, "Release")
-            case Measure() | MeasureLinks() | TryLinks() | AnswerPings():
+            case Measure() | MeasureLinks() | EndMeasuring() | TryLinks() | AnswerPings():
                 return self._measurements.take(message, ready=self._worker_ready)
             case Inspect(inspection):
                 return [InspectMachine(inspection)]
@@ -243,7 +244,8 @@ class AgentMachine:
         self._worker_ready = False
         if event.ended_by is EndedBy.MEMORY and self._measurements.is_measuring:
             # Nobody knows what the last of it was for; what has too little of it alone will end the next worker, too.
-            event = replace(event, ended_by=EndedBy.OUTSIDE, reason=f"{event.reason}; it measured itself meanwhile, which takes memory, too")
+            reason = f"{event.reason}; it measured this machine meanwhile, which takes memory, too"
+            event = replace(event, ended_by=EndedBy.OUTSIDE, reason=reason)
         lost = WorkerLost(event.reason, event.epoch, event.request, event.ended_by, event.loading)
         return [
             LogLine(event.reason),

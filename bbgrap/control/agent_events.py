@@ -12,6 +12,7 @@ from bbgrap.protocol.messages import (
     AnswerPings,
     Deploy,
     EndedBy,
+    EndMeasuring,
     Heartbeat,
     Join,
     LinkBroken,
@@ -161,9 +162,9 @@ class DropBefore:
 
 @dataclass(frozen=True, slots=True)
 class Perform:
-    """Measure this machine or its links and answer with an `Outcome`, or let peers measure theirs."""
+    """Measure this machine or its links and answer with an `Outcome`, end that, or let peers measure theirs."""
 
-    message: Measure | MeasureLinks | TryLinks | AnswerPings
+    message: Measure | MeasureLinks | EndMeasuring | TryLinks | AnswerPings
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,6 +44,7 @@ _COMMANDS = (
     "Release",
     "Measure",
     "MeasureLinks",
+    "EndMeasuring",
     "TryLinks",
     "AnswerPings",
     "Inspect",

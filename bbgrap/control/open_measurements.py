@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bbgrap.control.agent_events import AgentInstruction, Perform
 from bbgrap.control.to_coordinator import ToCoordinator
-from bbgrap.protocol.messages import AnswerPings, LinksMeasured, LinksTried, Measure, Measured, MeasureLinks, TryLinks
+from bbgrap.protocol.messages import AnswerPings, EndMeasuring, LinksMeasured, LinksTried, Measure, Measured, MeasureLinks, TryLinks
 
 MAX_ASKED = 64
 """Measurements and trials at once; the oldest makes room. A coordinator asks for one or two."""
@@ -30,10 +30,13 @@ class OpenMeasurements:
         """Whether the worker measures how fast this machine works, which takes memory."""
         return any(isinstance(asked, Measure) for asked in self._open)
 
-    def take(self, message: Measure | MeasureLinks | TryLinks | AnswerPings, *, ready: bool) -> list[AgentInstruction]:
-        """Note what is asked; it is done now if the worker is ready."""
+    def take(self, message: Measure | MeasureLinks | EndMeasuring | TryLinks | AnswerPings, *, ready: bool) -> list[AgentInstruction]:
+        """Note what is asked; it is done now if the worker is ready. A worker answers what it is told to end, too: it takes a moment."""
         if isinstance(message, AnswerPings):
             self._pings = message
+        elif isinstance(message, EndMeasuring):
+            if not ready:
+                self._open = [asked for asked in self._open if isinstance(asked, TryLinks) or asked.measurement != message.measurement]
         elif message in self._open:
             return []
         else:

@@ -1,6 +1,7 @@
 """Measuring nodes for clients: how fast they work all at once, as they will, then their links one node after the other.
 
-Laws: links are measured while nothing else is; who cannot be measured does not keep the others from it.
+Laws: links are measured while nothing else is; who cannot be measured does not keep the others from it; what nobody called for makes
+nothing wait.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from bbgrap.control.coordinator_instructions import Audit, CoordinatorInstructio
 from bbgrap.control.coordinator_settings import Settings
 from bbgrap.control.membership import Member, Members
 from bbgrap.protocol.client_messages import Failed, Fault, MeasureNodes, Profiles, Progress
-from bbgrap.protocol.messages import LinksMeasured, Measure, Measured, MeasureLinks
+from bbgrap.protocol.messages import EndMeasuring, LinksMeasured, Measure, Measured, MeasureLinks
 
 MEASURE_WITHIN_S = 120.0
 """How long an agent may measure itself, or its links."""
@@ -27,7 +28,7 @@ MAX_WAITING = 64
 IDLE_S = 2.0
 """How long nothing may have gone on before nodes are measured that nobody asked to measure. Chosen."""
 LATER_S = 30.0
-"""When a measurement is tried again that something has disturbed, or that has failed once; twice as long each further time."""
+"""When a measurement is tried again that was broken off, or that has failed once; twice as long each further time."""
 LONGEST_S = 3600.0
 """Chosen: so often a worker may end that has not the memory to be measured."""
 
@@ -59,8 +60,6 @@ class _Round:
     """Of nodes whose links could not be measured; how fast they work is known all the same."""
     faults: dict[str, str] = field(default_factory=dict)
     """By node."""
-    is_disturbed: bool = False
-    """Of one that nobody called for: something else ran meanwhile, so it tells nothing."""
 
     @property
     def turns(self) -> tuple[_Turn, ...]:
@@ -106,7 +105,6 @@ class Profiling:
         self._round: _Round | None = None
         self._waiting: deque[tuple[RoutingId, MeasureNodes]] = deque()
         self._numbers = count(1)
-        self._now = 0.0
         self._again_at = 0.0
         self._failed: dict[str, tuple[float, float]] = {}
         """How long to wait, and until when, before a node is measured in the background again; by name."""
@@ -220,9 +218,6 @@ class Profiling:
 
     def _keep(self, running: _Round) -> list[CoordinatorInstruction]:
         """Believe what was measured, now and after a restart."""
-        if running.is_disturbed:
-            self._again_at = self._now + LATER_S
-            return []
         known = [*running.done, *running.without_links]
         self.members.measured.update({profile.name: profile for profile in known})
         self.has_news = bool(known)
@@ -232,26 +227,31 @@ class Profiling:
     # --- in the background --------------------------------------------------------------------------------------------------------
 
     def in_background(self, now: float, *, is_idle: bool) -> list[CoordinatorInstruction]:
-        """Measure the nodes of which nothing is known, once nothing else has gone on for a while."""
-        self._now = now
+        """Measure the nodes of which nothing is known, once nothing else has gone on for a while; break that off when something does."""
         running = self._round
         if not is_idle:
             self._again_at = max(self._again_at, now + IDLE_S)
-            if running is not None and not running.identity:
-                running.is_disturbed = True
+            return self._break_off(running, now) if running is not None and not running.identity else []
         if running is not None or now < self._again_at or not any(map(self._is_unknown, self._due(now))):
             return []
         self._again_at = now + LATER_S
         self._waiting.append((b"", MeasureNodes(0, "", again=False)))
         return self._go_on(now)
 
+    def _break_off(self, running: _Round, now: float) -> list[CoordinatorInstruction]:
+        """End a round, with what has been measured by then."""
+        self._again_at = now + LATER_S
+        ended = [ToAgent(turn.member.identity, EndMeasuring(turn.number)) for turn in running.turns]
+        running.working.clear()
+        running.unlinked.clear()
+        running.linking = None
+        return [*ended, *self._go_on(now)]
+
     def _due(self, now: float) -> list[Member]:
         return [member for member in self.members.alive() if self._failed.get(member.name, (0.0, 0.0))[1] <= now]
 
     def _note(self, running: _Round, now: float) -> list[CoordinatorInstruction]:
         """Say how a round has ended that nobody called for. What has failed may have ended a worker: it is tried again ever more seldom."""
-        if running.is_disturbed:
-            return []
         done: list[CoordinatorInstruction] = [Log(f"measured {profile.name}") for profile in running.done]
         known = {profile.name for profile in running.without_links}
         for name, fault in running.faults.items():

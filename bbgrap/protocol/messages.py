@@ -30,7 +30,7 @@ from bbgrap.protocol.limits import (
 from bbgrap.runtime.recording import Record
 from bbgrap.runtime.schedule import Schedule
 
-PROTOCOL_VERSION = 9
+PROTOCOL_VERSION = 10
 
 BytesLike = bytes | memoryview
 Chunk = Annotated[tuple[BytesLike, ...], Payload(frames=1, frame_bytes=MAX_CHUNK_BYTES)]
@@ -345,6 +345,13 @@ class MeasureLinks:
 
 
 @dataclass(frozen=True, slots=True)
+class EndMeasuring:
+    """End a measurement of this machine or its links, which disturbs what is to be done: nobody waits for its answer any more."""
+
+    measurement: int
+
+
+@dataclass(frozen=True, slots=True)
 class TryLinks:
     """Find out which of these peers answer on the data plane."""
 
@@ -370,6 +377,7 @@ AgentCommand = (
     | Release
     | Measure
     | MeasureLinks
+    | EndMeasuring
     | TryLinks
     | AnswerPings
     | Inspect

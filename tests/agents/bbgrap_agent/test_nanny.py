@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
+from bbgrap_agent.machine_probe import BUDGET_S
 
 from bbgrap.graph.weights import digest_of
 from bbgrap.protocol import messages as m
@@ -268,3 +269,18 @@ def test_an_agent_whose_worker_can_never_start_says_so_and_ends(coordinator, tmp
     assert (
         coordinator.log().splitlines()[-1].startswith("bbgrap-agent: the worker cannot be started: 3 of them ended before they were ready")
     )
+
+
+def test_measuring_ends_when_something_else_is_to_be_done(coordinator, agent):
+    """A model that was brought meanwhile had half of the processor for as long as measuring took."""
+    coordinator.join()
+    for number in (1, 2):
+        coordinator.say(m.Measure(number))
+    coordinator.listen(1.0)
+    began = time.monotonic()
+    for number in (2, 1):
+        coordinator.say(m.EndMeasuring(number))
+    ended = [coordinator.next(m.Measured) for _ in range(2)]
+    assert [(each.measurement, each.profile) for each in ended] == [(1, None), (2, None)]
+    assert all("broken off" in each.reason for each in ended)
+    assert time.monotonic() - began < BUDGET_S - 1.0

@@ -25,7 +25,11 @@ TO = [
     ae.CheckWeights(7, (DIGEST,)),
     ae.Unload(7),
     ae.Drop(7, 8, 0.5),
-    *(x for x in COMMANDS if isinstance(x, m.WeightChunk | m.Deploy | m.Measure | m.MeasureLinks | m.TryLinks | m.AnswerPings)),
+    *(
+        x
+        for x in COMMANDS
+        if isinstance(x, m.WeightChunk | m.Deploy | m.Measure | m.MeasureLinks | m.EndMeasuring | m.TryLinks | m.AnswerPings)
+    ),
 ]
 
 

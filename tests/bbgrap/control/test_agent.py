@@ -140,7 +140,7 @@ def test_what_was_being_loaded_is_not_dropped_if_measuring_took_the_memory_too(e
     agent.die(loading=1, ended_by=ended_by)
     lost, *others = agent.said
     assert lost.ended_by is (m.EndedBy.OUTSIDE if ended_by is m.EndedBy.MEMORY else ended_by)
-    assert ("measured itself" in lost.reason) == (ended_by is m.EndedBy.MEMORY)
+    assert ("measured this machine" in lost.reason) == (ended_by is m.EndedBy.MEMORY)
     assert [type(other) for other in others] == ([m.DeploymentFailed] if ended_by is m.EndedBy.CRASH else []) + [m.Measured]
     agent.ready()
     assert [i.epoch for i in agent.asked] == ([1] if ended_by is m.EndedBy.MEMORY else [])
@@ -160,6 +160,20 @@ def test_what_comes_while_there_is_no_worker_waits_for_the_next_one():
     assert [i.epoch for i in agent.asked[2:]] == [3]
     agent.handle(ae.Outcome(m.LinksTried(5, ())))
     assert agent.said == [m.LinksTried(5, ())]
+
+
+def test_a_measurement_is_ended_by_the_worker_and_not_begun_by_the_next_one():
+    agent = Driven()
+    agent.tell(m.Measure(4))
+    agent.tell(m.EndMeasuring(4))
+    assert agent.asked == [ae.Perform(m.EndMeasuring(4))]
+    agent.handle(ae.Outcome(m.Measured(4, None, "broken off")))
+    assert agent.said == [m.Measured(4, None, "broken off")]
+    agent.die()
+    for message in (m.Measure(5), m.Measure(6), m.EndMeasuring(5)):
+        agent.tell(message)
+    agent.ready()
+    assert agent.asked == [ae.Perform(m.Measure(6))]
 
 
 def test_measurements_of_a_dead_worker_are_answered_once():

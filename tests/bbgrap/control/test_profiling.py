@@ -10,7 +10,7 @@ from bbgrap.control import agent_events as ae
 from bbgrap.control.profiling import MAX_WAITING
 from bbgrap.protocol import client_messages as c
 from bbgrap.protocol import messages as m
-from tests.bbgrap.control.wire import FakeAgent, Wire, joined_wire
+from tests.bbgrap.control.wire import FakeAgent, Wire, joined_wire, ready_wire
 
 WORK = (Speed("matmul", 1e9),)
 LINKS = (LinkProfile("coordinator", 1e9, 1e-4),)
@@ -186,6 +186,27 @@ def test_what_fails_in_the_background_is_tried_ever_more_seldom_and_said():
     assert [line for line in wire.told if "no memory" in line] == [said.format(wait) for wait in (30, 60, 120, 240, 480, 960)]
     wire.add_agent("b")
     wire.wait(35.0)
+    assert measuring(wire) == {"b": "Measure"}
+
+
+def test_what_nobody_called_for_is_broken_off_when_something_else_is_to_be_done():
+    wire = ready_wire("a", "b")
+    wire.wait(35.0)
+    assert measuring(wire) == dict.fromkeys("ab", "Measure")
+    call = measure(wire, "a", again=False)
+    assert measuring(wire) == dict.fromkeys("ab", "Measure")
+    run = wire.run()
+    wire.wait(0.3)
+    assert measuring(wire) == {"a": "Measure"}  # what a client has called for, and waited for its turn
+    wire.wait(1.0)
+    assert measuring(wire) == {"a": "Measure"}
+    finish(wire, "a")
+    finish(wire, "a")
+    assert wire.answer(call) == c.Profiles(call, (profile("a"),))
+    assert isinstance(wire.answer(run), c.RunResult)
+    wire.wait(25.0)
+    assert measuring(wire) == {}
+    wire.wait(10.0)
     assert measuring(wire) == {"b": "Measure"}
 
 

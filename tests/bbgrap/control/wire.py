@@ -309,6 +309,8 @@ class Wire:
                 self.agents.pop(agent.identity, None)
             case ae.Perform(m.Measure() | m.MeasureLinks() as message):
                 agent.measuring.append(message)
+            case ae.Perform(m.EndMeasuring(number)):
+                agent.measuring = [asked for asked in agent.measuring if asked.measurement != number]
             case ae.Perform(m.TryLinks(trial, peers)):
                 lost = tuple(peer.device for peer in peers if self.is_cut((agent.name, peer.name)) or not self.is_there(peer.name))
                 self.to_agent(agent, ae.Outcome(m.LinksTried(trial, lost)))
