@@ -209,14 +209,14 @@ def _made(folder: Path) -> Path:
     """Return a folder that is there, and can be written to.
 
     Raises:
-        UsageError: if it cannot be made or written to.
+        BbgrapError: if it cannot be made or written to now; that may pass.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as error:
-        raise UsageError(f"cache folder {folder}: {error.strerror}; choose another with --cache-dir") from error
+        raise BbgrapError(f"cache folder {folder}: {error.strerror}; choose another with --cache-dir") from error
     return folder
 
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
-from bbgrap.errors import UsageError
+from bbgrap.errors import BbgrapError
 
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]")
 _MOST = 4096
@@ -26,13 +26,13 @@ class OwnName:
         """Take the first free one.
 
         Raises:
-            UsageError: if the folder cannot be written to, or has no lock files.
+            BbgrapError: if the folder cannot be written to now, which may pass, or has no lock files.
         """
         try:
             directory.mkdir(parents=True, exist_ok=True)
             self.name, self._lock = _first_free(directory, _UNSAFE.sub("-", host or socket.gethostname()) or "agent")
         except (OSError, ImportError) as error:
-            raise UsageError(f"name: no lock can be taken in {directory}: {error}; choose a name with --name") from error
+            raise BbgrapError(f"name: no lock can be taken in {directory}: {error}; choose a name with --name") from error
 
     def close(self) -> None:
         """Let others have the name."""

@@ -23,7 +23,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from bbgrap.errors import RemoteProtocolError, UsageError
+from bbgrap.errors import BbgrapError, RemoteProtocolError, UsageError
 from bbgrap.protocol.addresses import split_address
 from bbgrap.protocol.messages import BytesLike
 from bbgrap.transport.data import Admit, Arrival, OnBroken, nobody_listens
@@ -99,7 +99,8 @@ class TcpDataPlane:
         allowed may connect: at first nobody. With `memories` payloads from and to devices of this machine are laid in shared memory then.
 
         Raises:
-            UsageError: if the address cannot be listened on.
+            UsageError: if it is no such address.
+        BbgrapError: if it cannot be listened on now; that may pass.
         """
         self._listener = listen_at(bind) if listener is None else listener
         port = self._listener.getsockname()[1]
@@ -364,6 +365,6 @@ def listen_at(bind: str) -> socket.socket:
     try:
         listener = socket.create_server((host, int(port)), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
     except OSError as error:
-        raise UsageError(f"data address {bind}: {error.strerror}; choose another port with --data-port") from error
+        raise BbgrapError(f"data address {bind}: {error.strerror}; choose another port with --data-port") from error
     listener.setblocking(False)
     return listener

@@ -7,7 +7,7 @@ from contextlib import closing
 import pytest
 from bbgrap_agent.own_name import OwnName
 
-from bbgrap.errors import UsageError
+from bbgrap.errors import BbgrapError
 
 
 def test_each_agent_has_its_own_and_a_name_is_free_again(tmp_path):
@@ -34,5 +34,6 @@ def test_a_name_never_leaves_its_folder(tmp_path):
 
 def test_a_folder_that_cannot_be_written_to_is_named(tmp_path):
     (tmp_path / "file").touch()
-    with pytest.raises(UsageError, match="choose a name with --name"):
+    with pytest.raises(BbgrapError, match="choose a name with --name") as raised:
         OwnName(tmp_path / "file" / "names", "host")
+    assert raised.value.exit_code == 1  # units start it again
