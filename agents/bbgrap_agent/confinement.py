@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
-import os
 import shutil
 import tempfile
 from pathlib import Path
 
 from bbgrap.transport.confinement import Permissions, confine
+from bbgrap_agent.file_locks import lock_at
 from bbgrap_agent.weights import MAX_WEIGHT_BYTES
 
 _FILES = 1 << 16
@@ -36,22 +36,11 @@ def confine_worker(cache: Path) -> None:
 def _scratch(cache: Path) -> Path:
     """Make a folder that is locked as long as this process lives; those that nobody has locked are removed: their workers were killed."""
     for left in cache.glob("scratch-*"):
-        if _locked(left):
+        if lock_at(left) is not None:
             shutil.rmtree(left, ignore_errors=True)
     for _ in range(_TRIES):
         folder = Path(tempfile.mkdtemp(dir=cache, prefix="scratch-"))
-        if _locked(folder):
+        if lock_at(folder) is not None:
             return folder
         # Another worker that starts now has found it before it was locked, and removes it.
     return Path(tempfile.mkdtemp(dir=cache, prefix="scratch-"))
-
-
-def _locked(folder: Path) -> bool:
-    """Lock a folder, unless another process has; the lock ends with this process."""
-    try:
-        import fcntl  # not on every system
-
-        fcntl.flock(os.open(folder, os.O_RDONLY), fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except (ImportError, OSError):
-        return False
-    return True

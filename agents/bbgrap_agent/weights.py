@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 import os
+import tempfile
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
@@ -26,6 +27,7 @@ from bbgrap.graph.types import Array, DType, TensorType
 from bbgrap.graph.weights import digest_of
 from bbgrap.protocol.messages import WeightChunk
 from bbgrap.protocol.tensors import decode_array
+from bbgrap_agent.file_locks import lock, lock_at
 from bbgrap_agent.weight_files import check_limits, fault_of, weight_file
 
 DEFAULT_DISK_BYTES = 8 << 30
@@ -41,7 +43,7 @@ LOOKS = 64
 """The folder is looked at when a 64th of what it may hold was written, and what is removed then leaves room for as much again. Chosen: to
 look at ten thousand files takes as long as to write 20 MB, and a model has hundreds of weights."""
 OLD_S = 3600.0
-"""An unfinished file that is older belongs to nobody, even if there is a process of its writer's number again."""
+"""An unfinished file that is older belongs to nobody, where files cannot be locked."""
 
 _log = logging.getLogger("bbgrap.agent")
 
@@ -253,19 +255,23 @@ class WeightStore:
         path = self._path(digest)
         if path is None or array.dtype == object:
             return False
-        draft = path.with_suffix(f".{os.getpid()}.part")
+        draft: Path | None = None
         try:
-            with draft.open("wb") as stream:
+            descriptor, name = tempfile.mkstemp(".part", f"{digest}.", path.parent)
+            draft = Path(name)
+            with os.fdopen(descriptor, "wb") as stream:
+                lock(descriptor)  # as long as it is written: another agent may take it for left
                 np.save(stream, array, allow_pickle=False)
                 size = stream.tell()
-            draft.replace(path)
+                draft.replace(path)
             self._room -= size
             if self._room <= 0:
                 self._make_room(path.parent)
         except OSError as error:
             # A full disk costs memory, and a later transfer, not this deployment.
             _log.warning("weight %s is not kept on disk: %s", digest[:12], error.strerror)
-            draft.unlink(missing_ok=True)
+            if draft is not None:
+                draft.unlink(missing_ok=True)
             return False
         return True
 
@@ -289,13 +295,15 @@ class WeightStore:
 
 
 def _remove_leftovers(directory: Path) -> None:
-    """Remove unfinished files whose writer is gone: `DIGEST.PID.part`."""
+    """Remove unfinished files that nobody has locked: their writers are gone."""
     for path in directory.glob("*.part"):
-        writer = path.suffixes[-2].removeprefix(".") if len(path.suffixes) > 1 else ""
-        alive = writer.isascii() and writer.isdigit() and int(writer) != os.getpid() and psutil.pid_exists(int(writer))
+        descriptor = lock_at(path)
         try:
-            if not alive or time.time() - path.stat().st_mtime > OLD_S:
+            if descriptor is not None or time.time() - path.stat().st_mtime > OLD_S:
                 path.unlink()
                 _log.info("removed '%s', which was never finished", path.name)
         except FileNotFoundError:
             continue  # Another agent that shares the folder removed it, or finished it.
+        finally:
+            if descriptor is not None:
+                os.close(descriptor)

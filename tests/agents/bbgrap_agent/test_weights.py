@@ -2,14 +2,13 @@
 
 import mmap
 import os
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 from bbgrap_agent import weights
+from bbgrap_agent.file_locks import lock_at
 from bbgrap_agent.weights import WeightStore
 
 from bbgrap.errors import ExecutionError, RemoteProtocolError
@@ -208,23 +207,43 @@ def test_a_deployment_larger_than_the_disk_limit_is_loaded(tmp_path):
 
 
 def test_unfinished_files_of_the_dead_are_removed(tmp_path):
-    dead = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, text=True, check=True)
-    alive = os.getppid()
-    names = {
-        kind: tmp_path / f"{'a' * 64}.{pid}.part" for kind, pid in (("dead", dead.stdout.strip()), ("own", os.getpid()), ("alive", alive))
-    }
-    names["old"] = tmp_path / f"{'b' * 64}.{alive}.part"
-    names["odd"] = tmp_path / "x.part"
+    names = {kind: tmp_path / f"{'a' * 64}.{kind}.part" for kind in ("dead", "alive", "old")}
     for path in names.values():
         path.write_bytes(b"123")
     os.utime(names["old"], (0, 0))
+    locks = [lock_at(names[kind]) for kind in ("alive", "old")]
     WeightStore(tmp_path)
     assert list(tmp_path.iterdir()) == [names["alive"]]
+    for descriptor in locks:
+        os.close(descriptor)
+
+
+def test_agents_with_one_number_in_two_containers_do_not_write_into_one_file(tmp_path, monkeypatch):
+    """Each of them removed or overwrote what the other one wrote."""
+    one, array, drafts = WeightStore(tmp_path), weight(0), []
+    save = np.save
+
+    def save_twice(stream, saved, **options):
+        if not drafts:
+            drafts.extend(tmp_path.glob("*.part"))
+            other = WeightStore(tmp_path)  # starts meanwhile, and stores the same
+            stored(other, array)
+        save(stream, saved, **options)
+
+    monkeypatch.setattr(np, "save", save_twice)
+    stored(one, array)
+    assert len(drafts) == 1
+    assert digest_of(array) not in one._unsaved
+    np.testing.assert_array_equal(WeightStore(tmp_path).get(digest_of(array)), array)
+    assert [path.suffix for path in tmp_path.iterdir()] == [".npy"]
 
 
 def test_unfinished_files_of_others_count(tmp_path):
-    (tmp_path / f"{'a' * 64}.{os.getppid()}.part").write_bytes(bytes(1000))
+    part = tmp_path / f"{'a' * 64}.other.part"
+    part.write_bytes(bytes(1000))
+    descriptor = lock_at(part)
     put(WeightStore(tmp_path, disk_bytes=1600), 0, 1)
+    os.close(descriptor)
     assert len(list(tmp_path.glob("*.npy"))) == 1
 
 
