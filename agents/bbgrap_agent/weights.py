@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import psutil
 
+from bbgrap.doctor.cgroups import free_memory_bytes
 from bbgrap.errors import ExecutionError, RemoteProtocolError
 from bbgrap.graph.types import Array, DType, TensorType
 from bbgrap.graph.weights import digest_of
@@ -57,11 +57,6 @@ class _Arriving:
     received: int = 0
 
 
-def free_memory() -> int:
-    """Return the bytes of memory that this machine can give without swapping."""
-    return int(psutil.virtual_memory().available)
-
-
 class WeightStore:
     """Weights by digest. Used by one thread.
 
@@ -77,7 +72,7 @@ class WeightStore:
         *,
         memory_bytes: int = 1 << 30,
         disk_bytes: int = DEFAULT_DISK_BYTES,
-        free: Callable[[], int] = free_memory,
+        free: Callable[[], int] = free_memory_bytes,
     ) -> None:
         """Keep weights in a folder (None: in memory only); what writers that are gone left unfinished in it is removed.
 

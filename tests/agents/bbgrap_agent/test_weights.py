@@ -196,6 +196,13 @@ def test_a_folder_of_many_files_is_looked_at_seldom_and_stays_under_its_limit(tm
     assert 70 <= looks.count("*.npy") <= 80, "one look for about ten weights"
 
 
+def test_a_weight_that_a_container_has_no_memory_for_is_refused(tmp_path, monkeypatch):
+    """The machine had it, so the container's worker was ended."""
+    monkeypatch.setattr("bbgrap.doctor.cgroups.room_bytes", lambda *_: 300)
+    with pytest.raises(ExecutionError, match="it has 400 bytes, of memory there are 300 left"):
+        put(WeightStore(tmp_path), 0)
+
+
 def test_a_deployment_larger_than_the_disk_limit_is_loaded(tmp_path):
     store = WeightStore(tmp_path, memory_bytes=500, disk_bytes=1000)
     store.missing(digests(*range(5)))
