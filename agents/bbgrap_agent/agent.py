@@ -13,6 +13,7 @@ import logging
 import socket
 import threading
 import time
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -178,7 +179,8 @@ class Agent:
         """Look how this machine is, in a thread of its own; one look at a time."""
         if self._inspecting is None or not self._inspecting.is_alive():
             self._inspecting = threading.Thread(target=self._look, args=(inspection,), name="inspection", daemon=True)
-            self._inspecting.start()
+            with suppress(RuntimeError):  # no thread is left: whoever asks goes without
+                self._inspecting.start()
 
     def _look(self, inspection: int) -> None:
         from bbgrap.doctor.machine import read_machine  # here: most agents are never asked

@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -83,41 +83,55 @@ def _filled_pipe(content: bytes) -> int:
 class _Child:
     """One worker's process and what belongs to it."""
 
-    def __init__(self, listener: socket.socket, settings: WorkerSettings, identity: TlsIdentity | None) -> None:
-        ours, theirs = socket.socketpair()
-        memory = shared_memory()
-        secret = -1 if identity is None else _filled_pipe(identity.to_bytes())
-        memories = None if identity is None else start_broker()
-        try:
-            told = replace(settings, nanny=os.getpid(), pipe=theirs.fileno(), listener=listener.fileno(), progress=memory, identity=secret)
-            if memories is not None:
-                told = replace(told, memories=memories.socket.fileno(), memory_name=memories.name)
+    def __init__(
+        self,
+        number: int,
+        listener: socket.socket,
+        settings: WorkerSettings,
+        put: Callable[[FromWorker | WorkerEnded], None],
+        identity: TlsIdentity | None,
+    ) -> None:
+        """Start it, and the threads that write to it and listen to it; it is the worker of this number.
+
+        Raises:
+            OSError, RuntimeError: if the system has no memory, processes, descriptors or threads left; nothing of it stays then.
+        """
+        with ExitStack() as undo, ExitStack() as passed:
+            ours, theirs = socket.socketpair()
+            undo.callback(ours.close)
+            passed.callback(theirs.close)
+            memory = shared_memory()
+            passed.callback(os.close, memory)
+            told = replace(settings, nanny=os.getpid(), pipe=theirs.fileno(), listener=listener.fileno(), progress=memory)
+            if identity is not None:
+                told = replace(told, identity=_filled_pipe(identity.to_bytes()))
+                passed.callback(os.close, told.identity)
+                memories = start_broker()
+                if memories is not None:
+                    passed.callback(memories.socket.close)  # the worker has it then; with its end the broker ends
+                    told = replace(told, memories=memories.socket.fileno(), memory_name=memories.name)
             self.oom_kills = oom_kills()
             self.process = subprocess.Popen(
                 [sys.executable, *_SAFELY, "-m", "bbgrap_agent.worker", *told.arguments()],
                 stdin=subprocess.DEVNULL,
                 # onnxruntime computes, with as many threads as it is told. A thread that numpy had started would not be confined.
                 env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
-                pass_fds=[each for each in (told.pipe, told.listener, told.progress, secret, told.memories) if each >= 0],
+                pass_fds=[each for each in (told.pipe, told.listener, told.progress, told.identity, told.memories) if each >= 0],
             )
+            undo.callback(self.process.wait)
+            undo.callback(self.process.kill)
             _first_to_go(self.process.pid)
             self.progress = WorkerProgress(memory)
-        except BaseException:
-            ours.close()
-            raise
-        finally:
-            theirs.close()
-            os.close(memory)
-            if memories is not None:
-                memories.socket.close()  # the worker has it now; with its end the broker ends
-            if secret >= 0:
-                os.close(secret)
-        self.pipe = Pipe(ours, TO_WORKER)
-        self.began = time.monotonic()
-        self.timeouts = WorkerTimeouts(self.began)
-        self.files = DeployedFiles(Path(settings.cache_dir))
-        self.ready = False
-        self.ended_because = ""
+            undo.callback(self.progress.close)
+            self.pipe = Pipe(ours, TO_WORKER)
+            undo.callback(self.pipe.close)
+            self.began = time.monotonic()
+            self.timeouts = WorkerTimeouts(self.began)
+            self.files = DeployedFiles(Path(settings.cache_dir))
+            self.ready = False
+            self.ended_because = ""
+            threading.Thread(target=self._listen, args=(number, put), name="worker", daemon=True).start()
+            undo.pop_all()
 
     @property
     def stopped(self) -> bool:
@@ -135,7 +149,7 @@ class _Child:
         except (OSError, IndexError, ValueError):
             return 0
 
-    def listen(self, number: int, put: Callable[[FromWorker | WorkerEnded], None]) -> None:
+    def _listen(self, number: int, put: Callable[[FromWorker | WorkerEnded], None]) -> None:
         """Hand on what it says, and its end; in a thread of its own."""
         fault = ""
         try:
@@ -187,12 +201,10 @@ class Nanny:
         if self._child is None and now >= self._due:
             self._started += 1
             try:
-                child = self._child = _Child(self._listener, self._settings, self._identity)
-            except OSError as error:  # no memory, processes or descriptors left: that may pass
+                self._child = _Child(self._started, self._listener, self._settings, self._put, self._identity)
+            except (OSError, RuntimeError) as error:  # no memory, processes, descriptors or threads left: that may pass
                 _log.warning("no worker can be started: %s; the next try is in %.1f s", error, self._backoff_s)
                 self._back_off(now)
-                return
-            threading.Thread(target=child.listen, args=(self._started, self._put), name="worker", daemon=True).start()
 
     def ready(self) -> None:
         """Note that the worker is ready."""

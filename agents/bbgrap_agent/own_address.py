@@ -75,7 +75,8 @@ class AddressWatch:
             self._due = now + LOOK_S
             if self._is_lost():
                 self._search = threading.Thread(target=self._look, name="address", daemon=True)
-                self._search.start()
+                with suppress(RuntimeError):  # no thread is left: it looks again
+                    self._search.start()
         return bool(self.found)
 
     def _is_lost(self) -> bool:

@@ -84,18 +84,22 @@ def is_invitation(text: str) -> bool:
 
 
 def start_broker() -> MemoryClient | None:
-    """Start the thread of a broker, which ends with its device's socket; None if this system cannot share memory."""
+    """Start the thread of a broker, which ends with its device's socket; None if this system cannot share memory, or has no thread left."""
     found = listen()
     if found is None:
         return None
     name, listener = found
-    try:
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    except OSError:
-        listener.close()
-        return None
-    ours.setblocking(False)
-    threading.Thread(target=_serve, args=(ours, listener), name="memory broker", daemon=True).start()
+    with ExitStack() as undo:
+        undo.callback(listener.close)
+        try:
+            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            undo.callback(ours.close)
+            undo.callback(theirs.close)
+            ours.setblocking(False)
+            threading.Thread(target=_serve, args=(ours, listener), name="memory broker", daemon=True).start()
+        except (OSError, RuntimeError):
+            return None
+        undo.pop_all()
     return MemoryClient(theirs, name)
 
 
