@@ -18,6 +18,7 @@ from pathlib import Path
 
 import zmq
 
+from bbgrap.control.agent import FIRST_SILENCE_S
 from bbgrap.errors import AccessError, ExecutionError
 from bbgrap.protocol.directions import TO_AGENT, TO_COORDINATOR
 from bbgrap.protocol.key_messages import Enrol, Enrolled
@@ -122,8 +123,11 @@ def _enrolled(own: ClientLock, tls_key: bytes, answer: Enrolled) -> Enrolment:
 def _ask(address: str, lock: ClientLock | None, message: Enrol) -> Enrolled:
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     with context, ControlClient(context, address, lambda: lock) as control:
-        due, gives_up = 0.0, float("inf")
+        due, gives_up, complains = 0.0, float("inf"), time.monotonic() + FIRST_SILENCE_S
         while True:
+            if time.monotonic() >= complains:
+                complains = float("inf")
+                _log.info("the coordinator at %s does not answer; trying until it does", address)
             if time.monotonic() >= due:
                 control.send(TO_COORDINATOR.encode(message))
                 due = time.monotonic() + AGAIN_S
@@ -135,6 +139,7 @@ def _ask(address: str, lock: ClientLock | None, message: Enrol) -> Enrolled:
                     case Enrolled() as answer:
                         return answer
                     case Refused(reason, retry):
+                        complains = float("inf")
                         gives_up = min(gives_up, time.monotonic() + REFUSED_S if retry else 0.0)
                         if time.monotonic() >= gives_up:
                             raise ExecutionError(reason) if retry else AccessError(f"the coordinator at {address} refuses: {reason}")

@@ -128,7 +128,7 @@ def _work(
     from bbgrap_agent.agent import Agent
     from bbgrap_agent.enrolment import KeyFile, enrol, keys_folder
     from bbgrap_agent.own_address import own_host
-    from bbgrap_agent.own_name import OwnName
+    from bbgrap_agent.own_name import OwnName, checked_name
     from bbgrap_agent.worker_settings import WorkerSettings
 
     agents: list[Agent] = []
@@ -140,13 +140,16 @@ def _work(
             os._exit(0)
         agents[0].stop(reason)
 
-    if until_eof:  # from the start: a parent may end while this waits for a coordinator
+    # From the start: this may wait for a coordinator for long, and the first process of a container ignores what it has no handler for.
+    for number in _STOPS:
+        signal.signal(number, lambda received, _: stop(signal.Signals(received).name))
+    if until_eof:
         exit_with_parent(lambda: stop("its parent ended"))
     credentials = Credentials("", token_file, insecure)
     home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     cache = _made(cache_dir or home / "bbgrap" / "agent")
     own = None if name else OwnName(cache / "names")
-    called, keys = name if own is None else own.name, keys_dir or keys_folder()
+    called, keys = checked_name(name) if own is None else own.name, keys_dir or keys_folder()
     address = discover(lambda at: KeyFile(keys, at, called).read() or credentials.lock(at)) if join == MDNS else check_address(join)
     name_node(called)
     if credentials.is_insecure():
@@ -173,8 +176,6 @@ def _work(
             control = ControlClient(context, address, enrolment.find_lock, closed_before_sure=math.inf)
             agent = Agent(control, listener, settings, given, enrolment.identity, watch)
             agents.append(agent)
-            for number in _STOPS:
-                signal.signal(number, lambda received, _: stop(signal.Signals(received).name))
             _log.info("agent '%s' joins %s, data plane at port %d", called, address, listener.getsockname()[1])
             try:
                 return agent.run()
@@ -201,8 +202,6 @@ def _serve_where_it_is(address: str, serve: Callable[[str, AddressWatch], str], 
             return fault
         _log.info("this machine had the address %s and has %s: the agent begins anew", host, watch.found)
         host = watch.found
-        for number in _STOPS:
-            signal.signal(number, signal.SIG_DFL)
 
 
 def _made(folder: Path) -> Path:

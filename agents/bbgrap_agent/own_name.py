@@ -13,10 +13,26 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
-from bbgrap.errors import BbgrapError
+from bbgrap.errors import BbgrapError, UsageError
+from bbgrap.protocol.key_messages import MAX_KEY_NAME_BYTES
 
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]")
 _MOST = 4096
+
+
+def checked_name(name: str) -> str:
+    """Return a name that was given.
+
+    Raises:
+        UsageError: if no coordinator would understand it: it would never answer.
+    """
+    try:
+        size = len(name.encode())
+    except UnicodeEncodeError as error:
+        raise UsageError("name: expected text in UTF-8; choose another with --name") from error
+    if size > MAX_KEY_NAME_BYTES:
+        raise UsageError(f"name: it has {size} bytes, the limit is {MAX_KEY_NAME_BYTES}; choose another with --name")
+    return name
 
 
 class OwnName:

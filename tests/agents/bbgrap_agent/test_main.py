@@ -1,11 +1,15 @@
 """How the command begins and ends."""
 
 import os
+import signal
 import socket
 import subprocess
 import sys
 
 import pytest
+from bbgrap_agent.own_name import checked_name
+
+from bbgrap.errors import UsageError
 
 ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith("BBGRAP_")}
 
@@ -31,3 +35,23 @@ def test_what_may_pass_ends_it_so_that_units_start_it_again(command, tmp_path):
         (1, "choose another port with --data-port"),
         (1, "choose another with --cache-dir"),
     ]
+
+
+def test_an_agent_that_waits_for_its_coordinator_says_so_and_can_be_stopped(command, tmp_path):
+    """The first process of a container ignores what it has no handler for."""
+    options = command("--name", "a", "--cache-dir", str(tmp_path / "cache"))
+    with subprocess.Popen(options, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=ENVIRONMENT) as agent:
+        try:
+            line = next(line for line in agent.stdout if "insecure" not in line)
+            assert "the coordinator at tcp://127.0.0.1:9 does not answer; trying until it does" in line
+            agent.send_signal(signal.SIGTERM)
+            assert agent.wait(10.0) == 0
+        finally:
+            agent.kill()
+
+
+@pytest.mark.parametrize("name", ["ü" * 101, "\udce4"])
+def test_a_name_that_no_coordinator_would_answer_is_refused(name):
+    assert checked_name("ü" * 100) == "ü" * 100
+    with pytest.raises(UsageError, match="choose another with --name"):
+        checked_name(name)
