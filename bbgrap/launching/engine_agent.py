@@ -15,6 +15,7 @@ import sys
 import tempfile
 import threading
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -104,6 +105,7 @@ class OwnedAgent:
         # A machine's own settings are for other clusters. The libraries' pools must not add to the agent's threads.
         kept = {name: value for name, value in os.environ.items() if name not in {TOKEN_FILE, INSECURE}}
         environment = {**kept, TOKEN: order.token, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+        self._log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)  # what cleans folders of temporary files may have removed it
         with self._log.open("ab") as log:
             return subprocess.Popen(
                 [sys.executable, "-m", "bbgrap_agent.main", *options], stdin=subprocess.PIPE, stdout=log, stderr=log, env=environment
@@ -121,7 +123,8 @@ class OwnedAgent:
                 with self._lock:
                     if not self._stopping.is_set():
                         _close_pipe(self._process)
-                        self._process, self._status = self._start(), None
+                        with suppress(OSError):  # no memory, disk or descriptors left: that may pass, and it is tried again
+                            self._process, self._status = self._start(), None
             if is_listening(self._order.address, _LOOK_S):
                 heard = time.monotonic()
             elif time.monotonic() - heard > GONE_S:

@@ -1,6 +1,8 @@
 """Agents of engines, owned by this process instead of one of Ray or Dask."""
 
 import contextlib
+import shutil
+import subprocess
 import sys
 import time
 
@@ -27,6 +29,27 @@ def wait_for(condition):
         assert time.monotonic() < deadline
         time.sleep(0.05)
     return found
+
+
+def test_one_that_cannot_be_started_again_for_a_while_is_tried_again(monkeypatch, tmp_path):
+    """Without a descriptor, or its folder, the watcher ended: nobody started or stopped the agent any more."""
+    monkeypatch.setattr(engine_agent, "AGAIN_S", 0.01)
+    monkeypatch.setattr(engine_agent, "_LOOK_S", 0.01)
+    start, tries = subprocess.Popen, []
+
+    def popen(command, **options):
+        tries.append(command)
+        if len(tries) == 2:
+            raise OSError("Too many open files")
+        return start([sys.executable, "-c", ""], **options)
+
+    monkeypatch.setattr(subprocess, "Popen", popen)
+    agent = OwnedAgent(AgentSpec("tcp://127.0.0.1:9", "", 1), "a", "place", "127.0.0.1", str(tmp_path))
+    shutil.rmtree(agent._home.name)
+    try:
+        wait_for(lambda: len(tries) >= 4)
+    finally:
+        agent.stop()
 
 
 @pytest.mark.cluster
