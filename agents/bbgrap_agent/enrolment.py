@@ -8,6 +8,7 @@ Laws: a secret key never leaves this machine; what a token opened is kept only a
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import os
@@ -53,7 +54,10 @@ class KeyFile:
     def __init__(self, folder: Path, address: str, name: str) -> None:
         """Use a file in a folder, which is made when something is kept."""
         place = address.removeprefix("tcp://").replace("/", "_").replace(":", "_")
-        self._path = folder / f"{place}-{''.join(c if c.isalnum() or c in '-_.' else '_' for c in name)}.json"
+        plain = "".join(c if c.isalnum() or c in "-_." else "_" for c in name)
+        if plain != name:  # "a:b" and "a_b" are two nodes
+            plain += f"-{hashlib.sha256(name.encode()).hexdigest()[:16]}"
+        self._path = folder / f"{place}-{plain}.json"
 
     def read(self) -> ClientLock | None:
         """Return the keys, None if there are none that can be used."""

@@ -228,7 +228,7 @@ def parse_cores(text: str) -> set[int]:
     chosen: set[int] = set()
     for part in text.split(","):
         first, _, last = part.partition("-")
-        if not first.isdigit() or not (last or first).isdigit():
+        if not first.isdecimal() or not (last or first).isdecimal() or int(last or first) < int(first):
             raise UsageError(f"cores: expected a list like 0,2-3, got '{text}'")
         chosen.update(range(int(first), int(last or first) + 1))
     return chosen
@@ -244,7 +244,7 @@ def pin(cores: set[int]) -> None:
         if not hasattr(os, "sched_setaffinity"):
             raise ValueError("only Linux can")
         os.sched_setaffinity(0, cores)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, OverflowError) as error:
         raise UsageError(f"cores: this process cannot be bound to {sorted(cores)}: {error}") from error
 
 

@@ -109,8 +109,8 @@ def look_up(name: str) -> ResolvedHost:
 
 def write_fault(folder: Path) -> str:
     """Return why a file cannot be made in a folder, or in the first of those above it that is there; empty if it can."""
-    there = next((path for path in (folder, *folder.absolute().parents) if path.exists()), Path("/"))
     try:
+        there = next((path for path in (folder, *folder.absolute().parents) if path.exists()), Path("/"))
         with tempfile.TemporaryFile(dir=there) as file:
             file.write(b"bbgrap")
             file.flush()

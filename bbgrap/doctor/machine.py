@@ -71,8 +71,8 @@ def _own_seconds() -> float:
 
 def free_bytes(folder: Path) -> int:
     """Return what fits on the disk of a folder, or of what will be its parent; 0 if that cannot be told."""
-    there = next((path for path in (folder, *folder.absolute().parents) if path.exists()), Path("/"))
     try:
+        there = next((path for path in (folder, *folder.absolute().parents) if path.exists()), Path("/"))
         return int(psutil.disk_usage(str(there)).free)
     except OSError:
         return 0

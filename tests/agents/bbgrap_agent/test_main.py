@@ -7,9 +7,12 @@ import subprocess
 import sys
 
 import pytest
+from bbgrap_agent.enrolment import KeyFile
+from bbgrap_agent.main import parse_cores, pin
 from bbgrap_agent.own_name import checked_name
 
 from bbgrap.errors import UsageError
+from bbgrap.transport.locks import ClientLock, KeyPair
 
 ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith("BBGRAP_")}
 
@@ -55,3 +58,21 @@ def test_a_name_that_no_coordinator_would_answer_is_refused(name):
     assert checked_name("ü" * 100) == "ü" * 100
     with pytest.raises(UsageError, match="choose another with --name"):
         checked_name(name)
+
+
+def test_cores_that_are_none_are_refused():
+    """Of `3-1` no core was left, and the agent used all."""
+    assert parse_cores("0,2-3") == {0, 2, 3}
+    for text in ("3-1", "²", "1-²", "", "a"):
+        with pytest.raises(UsageError, match="expected a list like"):
+            parse_cores(text)
+    with pytest.raises(UsageError, match="cannot be bound"):
+        pin({1 << 70})
+
+
+def test_nodes_whose_names_differ_only_in_signs_have_keys_of_their_own(tmp_path):
+    files = [KeyFile(tmp_path, "tcp://127.0.0.1:9", name) for name in ("a:b", "a_b", "a/b")]
+    locks = [ClientLock(KeyPair.make().public, KeyPair.make(), "") for _ in files]
+    for file, lock in zip(files, locks, strict=True):
+        file.write(lock)
+    assert [file.read().own for file in files] == [lock.own for lock in locks]

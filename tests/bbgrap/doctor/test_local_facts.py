@@ -1,5 +1,7 @@
 """What is found out about this machine, and faults that are really there."""
 
+import errno
+import os
 import socket
 import subprocess
 import sys
@@ -10,7 +12,7 @@ import pytest
 
 from bbgrap.doctor import local_facts
 from bbgrap.doctor.local_checks import check_here
-from bbgrap.doctor.machine import network_card, read_machine
+from bbgrap.doctor.machine import free_bytes, network_card, read_machine
 from tests.bbgrap.doctor.test_cgroups import real_group, tree
 
 
@@ -91,3 +93,14 @@ def test_a_real_quota_is_named():
         (Path(folder) / "cgroup.procs").write_text(str(process.pid))
         printed, _ = process.communicate("\n", timeout=60)
     assert "CPU quota: its control group leaves 0.5 of" in printed
+
+
+def test_a_folder_that_cannot_even_be_looked_at_is_a_finding(tmp_path, monkeypatch):
+    """Below a folder that this user may not read, the error ended the doctor."""
+
+    def refused(path):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+    monkeypatch.setattr(Path, "exists", refused)
+    assert local_facts.write_fault(tmp_path / "cache") == "Permission denied"
+    assert free_bytes(tmp_path / "cache") == 0
