@@ -2,8 +2,8 @@
 
     file -- read_model --> ModelFile -- with_input_shapes, normalize_opset --> ModelFile -- to_graph --> Graph -- write_graph --> bytes
 
-Only the `onnx_*` files of this folder import onnx: `onnx_read` and `onnx_tidy` (files and their weights), `onnx_shapes` (input shapes,
-opset), `onnx_types`, this one (protobuf to `Graph`) and `onnx_write` (`Graph` to protobuf).
+Only the `onnx_*` files of this folder import onnx: `onnx_read` and `onnx_tidy` (files and their weights), `onnx_shapes` (input
+shapes), `onnx_opset` (older models), `onnx_types`, this one (protobuf to `Graph`) and `onnx_write` (`Graph` to protobuf).
 
 A value that no numpy array holds (a sequence, an optional, a map, numbers of bfloat16 or float8) keeps its ONNX type, and has no shape.
 Weights of such numbers are arrays of `ml_dtypes`; they are always written inline, so they travel inside models but never as arrays.
@@ -23,6 +23,7 @@ from bbgrap.errors import ModelError
 from bbgrap.graph.lower import lower, unique_name
 from bbgrap.graph.onnx_computed import infer
 from bbgrap.graph.onnx_limits import dtype_of
+from bbgrap.graph.onnx_opset import normalize_opset
 from bbgrap.graph.onnx_read import (
     ModelInput,
     OnnxModel,
@@ -32,7 +33,7 @@ from bbgrap.graph.onnx_read import (
     parse_model,
     read_model,
 )
-from bbgrap.graph.onnx_shapes import normalize_opset, with_input_shapes
+from bbgrap.graph.onnx_shapes import with_input_shapes
 from bbgrap.graph.onnx_tidy import bodies_of, captured_by, graphs_of, standard_domain
 from bbgrap.graph.onnx_types import UNKNOWN, declare, type_named, type_of
 from bbgrap.graph.onnx_write import FreeAxes, Written, free_batch, save_graph, write_graph

@@ -1,4 +1,4 @@
-"""What is done to a model before it becomes a `Graph`: its opset is made current and its input shapes are made concrete.
+"""The input shapes of a model are made concrete, before it becomes a `Graph`.
 
 One of the files that import onnx (see `onnx_io`).
 """
@@ -13,38 +13,9 @@ from onnx import numpy_helper
 
 from bbgrap.errors import InputError
 from bbgrap.graph.onnx_computed import check_computed
-from bbgrap.graph.onnx_infer import ends_who_infers
-from bbgrap.graph.onnx_read import LEAST_IR_VERSION, ModelInput, OnnxModel, array_of, describe, is_external
+from bbgrap.graph.onnx_read import ModelInput, OnnxModel, array_of, describe, is_external
 from bbgrap.graph.onnx_tidy import graphs_of
 from bbgrap.graph.types import DType
-
-OLDEST_OPSET = 13
-"""Older models are converted: from here on, parameters such as the axes of `Squeeze` are inputs."""
-
-TARGET_OPSET = 17
-"""What older models are converted to; every supported onnxruntime has kernels for it."""
-
-
-_SCAN_WITHOUT_BATCH = 9
-"""The opset in which `Scan` lost its batch axis."""
-
-
-def normalize_opset(model: OnnxModel) -> OnnxModel:
-    """Convert a model older than opset 13 to 17; keep it as it is if it is newer or the converter cannot do it."""
-    if model.opsets.get("", TARGET_OPSET) >= OLDEST_OPSET:
-        return model
-    if ("", "Scan") in model.operators and model.opsets.get("", TARGET_OPSET) < _SCAN_WITHOUT_BATCH:
-        return model  # the converter passes it on unchanged, though it means something else since then
-    try:
-        if ends_who_infers(model.proto):
-            return model
-        proto = onnx.version_converter.convert_version(model.proto, TARGET_OPSET)
-    except Exception:  # the C++ converter raises whatever an operator's adapter throws
-        return model
-    if {tensor.name for tensor in proto.graph.initializer if is_external(tensor)} - set(model.weights):
-        return model  # it renamed a weight that was taken out
-    proto.ir_version = max(proto.ir_version, LEAST_IR_VERSION)
-    return describe(model.name, proto, model.weights)
 
 
 def with_input_shapes(model: OnnxModel, shapes: Mapping[str, tuple[int, ...]]) -> OnnxModel:

@@ -14,8 +14,8 @@ from bbgrap.cluster.types import KernelRate, LinkProfile, NodeProfile, Speed
 from bbgrap.cluster.units import RATES, parse_quantity
 from bbgrap.engine.load import load_graph
 from bbgrap.errors import BbgrapError, ClusterFileError
+from bbgrap.graph.onnx_opset import normalize_opset
 from bbgrap.graph.onnx_read import read_model
-from bbgrap.graph.onnx_shapes import normalize_opset
 from tests import hostile_models as models
 from tests.fuzzing.readers.any_call import calls_any_operator
 from tests.fuzzing.readers.mutate import in_protobuf

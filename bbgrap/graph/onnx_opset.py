@@ -1,0 +1,117 @@
+"""A model's opset is made current. One of the files that import onnx (see `onnx_io`).
+
+The ONNX converter (1.23) does not say what some operators used to mean. It is said here, as onnxruntime's kernels have it:
+
+    Resize, Upsample    until opset 10, places are asymmetric; the nearest element is the one before where a map grows, else the one after
+    Hardmax             until opset 12, the axes from `axis` on are one
+    Dropout             until opset 11, the mask tells nothing and may have another type: a model that reads it stays as it is
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import onnx
+from onnx import GraphProto, NodeProto, helper, numpy_helper
+
+from bbgrap.graph.onnx_infer import ends_who_infers
+from bbgrap.graph.onnx_read import LEAST_IR_VERSION, OnnxModel, array_of, describe, is_external
+from bbgrap.graph.onnx_tidy import bodies_of, graphs_of, standard_domain
+from bbgrap.graph.types import Array
+
+OLDEST_OPSET = 13
+"""Older models are converted: from here on, parameters such as the axes of `Squeeze` are inputs."""
+
+TARGET_OPSET = 17
+"""What older models are converted to; every supported onnxruntime has kernels for it."""
+
+_SCAN_WITHOUT_BATCH = 9
+"""The opset in which `Scan` lost its batch axis."""
+_RESIZE_WITH_MODES = 11
+_DROPOUT_WITH_TRUE_MASK = 12
+
+
+def normalize_opset(model: OnnxModel) -> OnnxModel:
+    """Convert a model older than opset 13 to 17; keep it as it is if it is newer or cannot be converted."""
+    opset = model.opsets.get("", TARGET_OPSET)
+    if opset >= OLDEST_OPSET or _is_unsaid(model, opset):
+        return model
+    try:
+        if ends_who_infers(model.proto):
+            return model
+        proto = onnx.version_converter.convert_version(model.proto, TARGET_OPSET)
+        _restore(proto.graph, opset, {})
+    except Exception:  # the C++ converter raises whatever an operator's adapter throws; operands may be missing
+        return model
+    if {tensor.name for tensor in proto.graph.initializer if is_external(tensor)} - set(model.weights):
+        return model  # it renamed a weight that was taken out
+    proto.ir_version = max(proto.ir_version, LEAST_IR_VERSION)
+    return describe(model.name, proto, model.weights)
+
+
+def _is_unsaid(model: OnnxModel, opset: int) -> bool:
+    """Whether the converter passes an operator on that means something else since then."""
+    if ("", "Scan") in model.operators and opset < _SCAN_WITHOUT_BATCH:
+        return True
+    if ("", "Dropout") not in model.operators or opset >= _DROPOUT_WITH_TRUE_MASK:
+        return False
+    graphs = list(graphs_of(model.proto.graph))
+    masks = {name for graph in graphs for node in graph.node if node.op_type == "Dropout" for name in node.output[1:] if name}
+    read = {name for graph in graphs for node in graph.node for name in node.input}
+    return not masks.isdisjoint(read.union(value.name for graph in graphs for value in graph.output))
+
+
+def _restore(graph: GraphProto, opset: int, outer: Mapping[str, Array]) -> None:
+    """Say in a converted graph, in place, what its operators meant in an opset; `outer` are constants outside of it."""
+    constants = {**outer, **{tensor.name: array_of(tensor) for tensor in graph.initializer if not is_external(tensor)}}
+    nodes: list[NodeProto] = []
+    for node in graph.node:
+        for body in bodies_of(node):
+            _restore(body, opset, constants)
+        if standard_domain(node.domain):
+            nodes.append(node)
+        elif node.op_type == "Hardmax":
+            nodes += _flattened(node)
+        elif node.op_type == "Resize" and opset < _RESIZE_WITH_MODES:
+            nodes += _asymmetric(node, constants.get(node.input[2]))
+        else:
+            nodes.append(node)
+        if node.op_type == "Constant" and node.attribute and node.attribute[0].name == "value":
+            constants[node.output[0]] = array_of(node.attribute[0].t)
+    del graph.node[:]
+    graph.node.extend(nodes)
+
+
+def _flattened(node: NodeProto) -> tuple[NodeProto, ...]:
+    (x,), (y,) = node.input, node.output
+    axis = next((attribute.i for attribute in node.attribute if attribute.name == "axis"), 1)
+    return (
+        helper.make_node("Shape", [x], [f"{y}.shape"]),
+        helper.make_node("Flatten", [x], [f"{y}.flat"], axis=axis),
+        helper.make_node("Hardmax", [f"{y}.flat"], [f"{y}.hard"], node.name, axis=-1),
+        helper.make_node("Reshape", [f"{y}.hard", f"{y}.shape"], [y], allowzero=1),
+    )
+
+
+def _asymmetric(node: NodeProto, scales: Array | None) -> tuple[NodeProto, ...]:
+    """Return a Resize as it was before it had modes; where it may make some axes larger and others smaller, one after the other."""
+    x, given, y = node.input[0], node.input[2], node.output[0]
+    mode = next((attribute.s.decode() for attribute in node.attribute if attribute.name == "mode"), "nearest")
+
+    def resize(source: str, factors: str, result: str, nearest: str) -> NodeProto:
+        modes = {"mode": mode, "coordinate_transformation_mode": "asymmetric", "nearest_mode": nearest}
+        return helper.make_node("Resize", [source, "", factors], [result], f"{node.name or y}.{nearest}", **modes)
+
+    if mode != "nearest" or (scales is not None and (scales >= 1).all()):
+        return (resize(x, given, y, "floor"),)
+    if scales is not None and (scales <= 1).all():
+        return (resize(x, given, y, "ceil"),)
+    one, larger, smaller, middle = (f"{y}.{part}" for part in ("one", "larger", "smaller", "middle"))
+    return (
+        helper.make_node("Constant", [], [one], value=numpy_helper.from_array(np.ones((), np.float32))),
+        helper.make_node("Max", [given, one], [larger]),
+        helper.make_node("Min", [given, one], [smaller]),
+        resize(x, larger, middle, "floor"),
+        resize(middle, smaller, y, "ceil"),
+    )
