@@ -16,12 +16,13 @@ from pathlib import Path
 import numpy as np
 import onnxruntime as ort
 
+from bbgrap.engine.current_opset import in_current_opset
 from bbgrap.engine.quantized import FLOAT_FUSIONS, is_quantized
 from bbgrap.engine.sessions import make_session, open_session, session_options
 from bbgrap.engine.true_types import typed_graph
 from bbgrap.errors import ModelError
 from bbgrap.graph.onnx_free import fixed_sizes, has_free_inputs, moving_axes
-from bbgrap.graph.onnx_io import OnnxModel, as_model_error, normalize_opset, parse_model, read_model, with_input_shapes
+from bbgrap.graph.onnx_io import OnnxModel, as_model_error, parse_model, read_model, with_input_shapes
 from bbgrap.graph.onnx_read import checker_fault
 from bbgrap.graph.types import Array, Graph
 
@@ -57,11 +58,11 @@ def _loaded(model: OnnxModel, path: Path, shapes: Mapping[str, tuple[int, ...]])
 def _concrete(model: OnnxModel, path: Path, shapes: Mapping[str, tuple[int, ...]]) -> Graph:
     given = with_input_shapes(model, shapes)
     try:
-        return typed_graph(_folded(given))
+        return typed_graph(folded(given, {}))
     except ModelError as refused:
         try:
             # In a branch that is never taken, sizes that are told may contradict each other; untold, they do not.
-            free = with_input_shapes(_folded(model), shapes)
+            free = with_input_shapes(folded(model, shapes), shapes)
         except ModelError:
             raise refusal(path, refused) from None
         return typed_graph(free, hides_sizes=True)
@@ -86,8 +87,14 @@ def refusal(path: Path, refused: ModelError) -> ModelError:
     return ModelError(f"model '{path}': {refused}{said}")
 
 
-def _folded(model: OnnxModel) -> OnnxModel:
-    current = normalize_opset(model)
+def folded(model: OnnxModel, shapes: Mapping[str, tuple[int, ...]]) -> OnnxModel:
+    """Return a model in a current opset, if it answers as before with these input shapes, after `fold`.
+
+    Raises:
+        ModelError: if onnxruntime cannot load the model.
+        InputError: if the shapes do not fit the model's inputs.
+    """
+    current = in_current_opset(model, shapes)
     try:
         return fold(current)
     except ModelError:

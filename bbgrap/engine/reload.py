@@ -19,12 +19,12 @@ from pathlib import Path
 
 import onnxruntime as ort
 
-from bbgrap.engine.load import fold, load_graph, optimized
+from bbgrap.engine.load import folded, load_graph, optimized
 from bbgrap.engine.sessions import JOINS_AXES
 from bbgrap.engine.true_types import typed_graph
 from bbgrap.errors import ModelError
 from bbgrap.graph.onnx_free import Sizes, fixed_sizes, has_free_inputs, moving_axes
-from bbgrap.graph.onnx_io import OnnxModel, as_model_error, normalize_opset, read_model, weights_of, with_input_shapes
+from bbgrap.graph.onnx_io import OnnxModel, as_model_error, read_model, weights_of, with_input_shapes
 from bbgrap.graph.onnx_shapes import with_inputs_as_weights, with_open_axes, with_weights_as_inputs
 from bbgrap.graph.types import Graph, Node, Weight
 
@@ -37,6 +37,7 @@ class ReloadedModel:
     def __init__(self, path: Path) -> None:
         """Read a file, which may be elsewhere later."""
         self._model = read_model(path)
+        self._kept: tuple[OnnxModel, Mapping[str, Weight]] | None = None
 
     @property
     def declared(self) -> Mapping[str, tuple[int | str | None, ...]]:
@@ -63,24 +64,24 @@ class ReloadedModel:
             InputError: if the shapes do not fit the model's inputs.
         """
         with as_model_error(f"model '{self._model.name}'"):
-            given = with_open_axes(with_input_shapes(self._folded, shapes), self.declared, open_axes)
+            model, weights = self._folded(shapes)
+            given = with_open_axes(with_input_shapes(model, shapes), self.declared, open_axes)
             small = optimized(with_weights_as_inputs(given), {}, ort.GraphOptimizationLevel.ORT_ENABLE_BASIC, given.name)
-            return typed_graph(with_input_shapes(with_inputs_as_weights(small, given), shapes), known=self._weights)
+            return typed_graph(with_input_shapes(with_inputs_as_weights(small, given), shapes), known=weights)
 
     def _with_sizes(self, shapes: Mapping[str, tuple[int, ...]]) -> Graph:
-        given = with_input_shapes(self._folded, shapes)
+        model, weights = self._folded(shapes)
+        given = with_input_shapes(model, shapes)
         small = optimized(with_weights_as_inputs(given), {}, ort.GraphOptimizationLevel.ORT_ENABLE_BASIC, given.name, (JOINS_AXES,))
-        graph = typed_graph(with_inputs_as_weights(small, given), known=self._weights)
-        return replace(graph, nodes=_in_order(graph, self._folded.places), moving=moving_axes(self._sizes, graph))
+        graph = typed_graph(with_inputs_as_weights(small, given), known=weights)
+        return replace(graph, nodes=_in_order(graph, model.places), moving=moving_axes(self._sizes, graph))
 
-    @cached_property
-    def _folded(self) -> OnnxModel:
-        return fold(normalize_opset(self._model))
-
-    @cached_property
-    def _weights(self) -> Mapping[str, Weight]:
-        large = weights_of(self._folded)
-        return {name: weight for name, weight in large.items() if name in self._folded.weights}
+    def _folded(self, shapes: Mapping[str, tuple[int, ...]]) -> tuple[OnnxModel, Mapping[str, Weight]]:
+        """Return the model with free dimensions, folded once, and its large weights; `shapes` are to try it with."""
+        if self._kept is None:
+            model = folded(self._model, shapes)
+            self._kept = model, {name: weight for name, weight in weights_of(model).items() if name in model.weights}
+        return self._kept
 
     @cached_property
     def _sizes(self) -> Sizes:

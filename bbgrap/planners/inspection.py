@@ -9,6 +9,7 @@ from bbgrap.graph import Graph, Node
 from bbgrap.shapemap import ShapeMap
 from bbgrap.tdl import Description, describe, described_operators, flops, reducible, splittable_axes
 from bbgrap.tdl.operators.undescribed import why_whole
+from bbgrap.tdl.rule import MINIMUM_OPSET
 
 
 def inspect_graph(graph: Graph) -> dict[str, Any]:
@@ -57,6 +58,9 @@ def _layer(graph: Graph, node: Node, description: Description | None, work: int)
 
 def reason_of(graph: Graph, node: Node) -> str:
     """Return why a node without a description runs whole on one machine, in a few words."""
+    opset = graph.opsets.get("", MINIMUM_OPSET)
+    if opset < MINIMUM_OPSET:
+        return f"its opset {opset} cannot be converted"
     if node.captured or node.op in ("If", "Loop", "Scan"):
         return "control flow"
     unknown = [name for name in (*node.reads, *filter(None, node.outputs)) if graph.types[name].shape is None]

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
 from bbgrap.engine import reload
-from bbgrap.engine.load import fold, load_graph
+from bbgrap.engine.load import folded, load_graph
 from bbgrap.engine.reload import ReloadedModel
 from bbgrap.errors import BbgrapError
 from bbgrap.zoo import build
@@ -96,7 +96,7 @@ def test_further_shapes_have_the_nodes_of_the_first(path):
 def test_a_model_is_folded_once(tmp_path, monkeypatch):
     model = ReloadedModel(save_free(build("tiny"), tmp_path / "m.onnx"))
     calls = []
-    monkeypatch.setattr(reload, "fold", lambda given: calls.append(1) or fold(given))
+    monkeypatch.setattr(reload, "folded", lambda *given: calls.append(1) or folded(*given))
     for side in (32, 64, 32):
         model.graph(tmp_path / "m.onnx", {"input": (1, 3, side, side)})
     assert len(calls) == 1

@@ -1,0 +1,64 @@
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from bbgrap.engine import current_opset
+from bbgrap.engine.load import load_graph
+from bbgrap.engine.reload import ReloadedModel
+from bbgrap.graph.onnx_io import read_model
+from bbgrap.planners.inspection import reason_of
+from bbgrap.tdl import describe
+
+FLOAT = TensorProto.FLOAT
+
+
+@pytest.fixture
+def path(tmp_path):
+    """A product and a Softmax of the third axis and the fourth, of opset 11."""
+    nodes = [helper.make_node("MatMul", ["x", "w"], ["a"]), helper.make_node("Softmax", ["a"], ["y"], axis=2)]
+    values = [helper.make_tensor_value_info(name, FLOAT, ["n", 3, "m", size]) for name, size in (("x", 4), ("y", 5))]
+    weight = numpy_helper.from_array(np.random.default_rng(1).standard_normal((4, 5)).astype(np.float32), "w")
+    graph = helper.make_graph(nodes, "old", values[:1], values[1:], [weight])
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 11)], ir_version=6), tmp_path / "m.onnx")
+    return tmp_path / "m.onnx"
+
+
+SHAPES = {"x": (2, 3, 6, 4)}
+
+
+def test_an_old_model_becomes_current(path):
+    assert load_graph(path, SHAPES).opsets == {"": 17}
+
+
+def test_a_model_that_is_converted_wrongly_stays_whole(path, monkeypatch, caplog):
+    """A converter that forgets what an axis meant."""
+
+    def forgetful(model):
+        proto = onnx.ModelProto()
+        proto.CopyFrom(model.proto)
+        proto.opset_import[0].version = 17
+        onnx.save(proto, path.with_name("wrong.onnx"))
+        return read_model(path.with_name("wrong.onnx"))
+
+    monkeypatch.setattr(current_opset, "normalize_opset", forgetful)
+    model = ReloadedModel(path)
+    for graph in (load_graph(path, SHAPES), model.graph(path, SHAPES), model.graph(path, {"x": (1, 3, 8, 4)})):
+        assert graph.opsets == {"": 11}
+        assert all(describe(graph, node) is None for node in graph.nodes)
+        assert reason_of(graph, graph.nodes[0]) == "its opset 11 cannot be converted"
+    assert "otherwise" in caplog.text
+
+
+def test_a_model_that_draws_is_not_blamed_for_it(path):
+    proto = onnx.load(path)
+    proto.graph.node.insert(0, helper.make_node("RandomUniformLike", ["x"], ["noise"]))
+    proto.graph.node[1].input[0] = "noise"
+    onnx.save(proto, path)
+    assert load_graph(path, SHAPES).opsets == {"": 17}
+
+
+def test_what_cannot_be_tried_soon_is_believed(path, monkeypatch):
+    monkeypatch.setattr(current_opset, "_TRIAL_BYTES", -1)
+    monkeypatch.setattr(current_opset, "compare", None)
+    assert load_graph(path, SHAPES).opsets == {"": 17}
