@@ -2,9 +2,9 @@
 
 Laws (`check_plan`): the tiles of a node lie inside its output and cover it; a node without a description has one tile, the whole;
 tiles cut only axes that the operator can split, and have several ranges only of axes along which a piece with gaps can be made. Either no
-tile of a node is partial or all are: then they cut one reduction index, the ranges are disjoint and cover it, begin at multiples of the
-node's unit, and the tiles of every range cover the output. Tiles may overlap (computed twice instead of sent), leave devices out, or put
-a whole layer on one device.
+tile of a node is partial or all are: then they cut one reduction index, the ranges are disjoint and cover it, none is empty, they begin at
+multiples of the node's unit, and the tiles of every range cover the output. Tiles may overlap (computed twice instead of sent), leave
+devices out, or put a whole layer on one device.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def _part_faults(plan: Plan, node: Node, tiles: tuple[Tile, ...], described: Des
         return [f"it has no partial results along '{parts[0].index}'"]
     bounds = [0, *(part.interval.stop for part in parts)]
     expected = [Interval(start, stop) for start, stop in pairwise(bounds)]
-    if bounds[-1] != extent or [part.interval for part in parts] != expected:
+    if bounds[-1] != extent or [part.interval for part in parts] != expected or not all(map(len, expected)):
         return [f"its parts {', '.join(map(str, parts))} do not divide 0:{extent}"]
     unit = part_unit(node)
     return [f"part {part} does not begin at a multiple of {unit}" for part in parts if part.interval.start % unit]

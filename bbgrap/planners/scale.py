@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
-from math import floor
+from math import ceil, floor
 from statistics import median_low
 
 from bbgrap.errors import PlanError
@@ -61,7 +61,7 @@ def _tiles(plan: Plan, graph: Graph, node: Node, fractions: _Fractions) -> tuple
 
 
 def _parts(graph: Graph, node: Node, described: Description | None, tiles: tuple[Tile, ...], fractions: _Fractions) -> tuple[Tile, ...]:
-    """Return the tiles with the ranges of their reduction moved as well."""
+    """Return the tiles with the ranges of their reduction moved as well, without those that are left none."""
     parts = sorted({tile.part for tile in tiles if tile.part is not None}, key=lambda part: part.interval)
     extents = {index.name: index.extent for index in reducible(graph, node, described)} if parts and described is not None else {}
     if not parts or extents.get(parts[0].index) == parts[-1].interval.stop:
@@ -69,14 +69,22 @@ def _parts(graph: Graph, node: Node, described: Description | None, tiles: tuple
     if parts[0].index not in extents:
         raise PlanError(f"node '{node.name}': with other shapes it cannot be summed up in parts")
     moved = _moved([IntervalSet.of(part.interval) for part in parts], parts[-1].interval.stop, extents[parts[0].index], fractions)
-    by_part = {part: replace(part, interval=piece.hull) for part, piece in zip(parts, moved, strict=True)}
-    return tuple(replace(tile, part=None if tile.part is None else by_part[tile.part]) for tile in tiles)
+    by_part = {part: replace(part, interval=piece.hull) for part, piece in zip(parts, moved, strict=True) if piece.ranges}
+    if len(by_part) < 2:  # one device has all that is left to sum up, or there is nothing
+        kept = next(iter(by_part), parts[0])
+        return tuple(replace(tile, part=None) for tile in tiles if tile.part == kept)
+    return tuple(replace(tile, part=by_part[tile.part]) for tile in tiles if tile.part in by_part)
 
 
 def _moved(pieces: Sequence[IntervalSet], old: int, new: int, fractions: _Fractions) -> list[IntervalSet]:
     """Return the pieces of an axis for another extent."""
     spans = _spans(pieces)
-    shifts = [_shift(place, number, len(spans) - 1, old, new, fractions) for number, place in enumerate(_cuts(spans))]
+    shifts: list[int] = []
+    last = 0.0
+    for number, place in enumerate(_cuts(spans)):
+        # Not beyond the cut before it: of few elements, another fraction may be ahead.
+        shifts.append(max(_shift(place, number, len(spans) - 1, old, new, fractions), ceil(last - place)))
+        last = place + shifts[-1]
     made: dict[Interval, Interval] = {}
     for span, left, right in zip(spans, [0, *shifts], [*shifts, new - old], strict=True):
         start, stop = (0 if span.start == 0 else span.start + left), (new if span.stop == old else span.stop + right)

@@ -56,17 +56,11 @@ def reduction_part(site: Site, region: ShapeMap, reads: Reads, part: Part) -> tu
 
 
 def mean_part(site: Site, region: ShapeMap, reads: Reads, part: Part) -> tuple[LocalNode, ...]:
-    """The mean over the range, and of it the share that the range has of its axis; the sum over a range of nothing.
+    """The mean over the range, and of it the share that the range has of its axis.
 
     Nothing else is told of sizes: pieces for requests that differ along other axes are the same.
     """
-    if not len(part.interval):
-        return _sum(reduced_axes(site) or (), site.integer("keepdims", 1))
     return _share_of_mean(site, region, reads, part, 0)
-
-
-def _sum(axes: tuple[int, ...], keepdims: int) -> tuple[LocalNode, ...]:
-    return (LocalNode("ReduceSum", (Input(0), integers(*axes)), {"keepdims": keepdims}),)
 
 
 def _share_of_mean(site: Site, region: ShapeMap, reads: Reads, part: Part, first: int) -> tuple[LocalNode, ...]:
@@ -85,8 +79,6 @@ def pool_indices(site: Site) -> tuple[str, ...]:
 
 def global_average_part(site: Site, region: ShapeMap, reads: Reads, part: Part) -> tuple[LocalNode, ...]:
     """The same over a range of rows or columns."""
-    if not len(part.interval):
-        return _sum(tuple(range(2, len(site.shape(0)))), 1)
     return _share_of_mean(site, region, reads, part, 2)
 
 

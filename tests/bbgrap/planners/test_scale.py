@@ -25,6 +25,7 @@ from bbgrap.planners.plan import Plan, Tile, verify_plan, whole_output
 from bbgrap.planners.registry import make_plan
 from bbgrap.planners.scale import scaled
 from bbgrap.shapemap import Interval, IntervalSet, ShapeMap
+from bbgrap.tdl import Part, part_unit, reducible
 from bbgrap.zoo import build
 from bbgrap.zoo.vit import vit
 from tests.examples import examples
@@ -119,6 +120,81 @@ def test_partial_sums_scale_with_what_is_summed():
     moved = {node: [tile.part.interval for tile in tiles if tile.part is not None] for node, tiles in made.tiles.items()}
     assert {node: len(found) for node, found in moved.items()} == {node: len(found) for node, found in parts.items()}
     assert moved != parts
+    assert_right(made)
+
+
+SUMS = {
+    "Gemm": (((3, None), (None, 5), (5,)), (3, 5), {"beta": 0.5}),
+    "MatMul": (((2, 3, None), (None, 5)), (2, 3, 5), {}),
+    "MatMulInteger": (((3, None), (None, 5)), (3, 5), {}),
+    "Einsum": (((3, None), (None, 5)), (3, 5), {"equation": "ab,bc->ac"}),
+    "ReduceMax": (((3, None),), (3,), {"axes": (1,), "keepdims": 0}),
+    "ReduceMean": (((3, None),), (3, 1), {"axes": (1,)}),
+    "GlobalMaxPool": (((2, 3, None, 5),), (2, 3, 1, 1), {}),
+    "GlobalAveragePool": (((2, 3, None, 5),), (2, 3, 1, 1), {}),
+}
+"""What is read, with None where it is summed (maximised), what is made, and attributes."""
+
+
+def graph_of_sum(op, extent):
+    shapes, out, attributes = SUMS[op]
+    read, made = (DType.UINT8, DType.INT32) if op == "MatMulInteger" else (DType.FLOAT, DType.FLOAT)
+    types = {f"x{k}": TensorType(read, tuple(extent if size is None else size for size in shape)) for k, shape in enumerate(shapes)}
+    node = Node("n", op, tuple(types), ("y",), attributes)
+    return Graph("g", (node,), tuple(types), ("y",), {}, types | {"y": TensorType(made, out)}, {"": 17})
+
+
+@pytest.mark.parametrize("op", SUMS)
+@settings(max_examples=examples(20))
+@given(data=st.data())
+def test_whoever_has_nothing_to_sum_up_is_not_there(op, data):
+    """Down to sums of one element; where parts must begin at multiples of four, they are refused or do."""
+    old, new = data.draw(st.integers(2, 24)), data.draw(st.integers(1, 12))
+    before, after = graph_of_sum(op, old), graph_of_sum(op, new)
+    (index, *_) = reducible(before, before.nodes[0], all_descriptions(before)["n"])
+    unit = part_unit(before.nodes[0])
+    cuts = sorted(unit * cut for cut in data.draw(st.sets(st.integers(1, max(1, (old - 1) // unit)), min_size=1, max_size=3)))
+    assume(cuts[-1] < old)
+    parts = [Part(index.name, Interval(start, stop)) for start, stop in pairwise([0, *cuts, old])]
+    tiles = tuple(Tile(device, whole_output(before, before.nodes[0]), part) for device, part in enumerate(parts))
+    plan = Plan("p", before, Cluster.even(4), {"n": tiles})
+    descriptions = all_descriptions(after)
+    verify_plan(plan, all_descriptions(before))
+    made = scaled_to(plan, after)
+    if any(tile.part is not None and tile.part.interval.start % unit for tile in made.tiles["n"]):
+        with pytest.raises(PlanError, match="multiple"):
+            verify_plan(made, descriptions)
+        return
+    verify_plan(made, descriptions)
+    feeds = [(10 * x).astype(after.types["x0"].dtype.numpy) for x in map(np.abs, random_feeds(after))] if unit > 1 else random_feeds(after)
+    run_checked(compile_plan(made, descriptions, verify=True).optimized, feeds, all_values(after, feeds))
+
+
+@pytest.mark.parametrize("op", ["Gemm", "MatMul", "Einsum"])
+def test_a_sum_of_nothing_is_whole(op):
+    before, after = graph_of_sum(op, 8), graph_of_sum(op, 0)
+    whole = whole_output(before, before.nodes[0])
+    tiles = tuple(Tile(device, whole, Part("k0" if op == "Einsum" else "k", Interval(4 * device, 4 * device + 4))) for device in range(2))
+    made = scaled_to(Plan("p", before, Cluster.even(2), {"n": tiles}), after)
+    assert made.tiles["n"] == (Tile(0, whole),)
+    assert_right(made)
+
+
+def test_a_cut_stays_behind_the_one_before_it():
+    """The first cut of the product is near the first one of the model, and follows it; the second is not near the second one."""
+
+    def graph_of(extent):
+        kinds = {"x": (3, extent), "w": (extent, 5), "a": (3, extent), "y": (3, 5)}
+        nodes = (Node("a", "Relu", ("x",), ("a",)), Node("n", "MatMul", ("a", "w"), ("y",)))
+        return Graph("g", nodes, ("x", "w"), ("y",), {}, {name: TensorType(DType.FLOAT, shape) for name, shape in kinds.items()}, {"": 17})
+
+    def pieces(*cuts):
+        return [Interval(start, stop) for start, stop in pairwise((0, *cuts, 100))]
+
+    columns = tuple(Tile(d, ShapeMap((IntervalSet.full(3), IntervalSet.of(piece)))) for d, piece in enumerate(pieces(50, 60)))
+    parts = tuple(Tile(d, ShapeMap.full((3, 5)), Part("k", piece)) for d, piece in enumerate(pieces(40, 42)))
+    made = scaled_to(Plan("p", graph_of(100), Cluster.even(3), {"a": columns, "n": parts}), graph_of(1000))
+    assert [str(tile.part) for tile in made.tiles["n"]] == ["k 0:490", "k 490:1000"]
     assert_right(made)
 
 

@@ -110,6 +110,14 @@ def test_parts_add_up(domain: str, op: str, data: st.DataObject) -> None:
     assert_close(got, values["z"], op)
 
 
+def test_parts_of_nothing_are_refused() -> None:
+    graph = graph_of("", "Gemm")
+    whole, bounds = ShapeMap.full((3, 5)), (0, 0, 8, 8)
+    tiles = tuple(Tile(d, whole, Part("k", Interval(a, b))) for d, (a, b) in enumerate(pairwise(bounds)))
+    (fault,) = check_plan(Plan("parts", graph, Cluster.even(DEVICES), {"n": tiles, "after": (Tile(0, whole),)}))
+    assert "do not divide 0:8" in fault
+
+
 def test_a_node_without_partial_results_is_refused() -> None:
     graph = graph_of("", "Conv")
     after = graph.node_by_name["after"]
