@@ -3,7 +3,7 @@
 ONNX's inference tells which shapes follow from those of the inputs alone, nearly always rightly. Two things are asked of onnxruntime:
 
     types of values of which onnx knows nothing     a session that has them as outputs declares them
-    shapes that some operators make                 each node of theirs runs alone, on zeros: see `DOUBTED`
+    shapes that some operators make                 each node of theirs runs alone, on zeros: see `DOUBTED`; of an `Einsum` they are known
 
 Where these differ from what was inferred, all that follows is inferred anew from what is so. Laws: a shape that depends on the inputs'
 values stays unknown; a shape that is known is the one that onnxruntime makes.
@@ -27,11 +27,13 @@ from bbgrap.graph.onnx_io import OnnxModel, to_graph, weights_of, write_graph
 from bbgrap.graph.onnx_types import UNKNOWN
 from bbgrap.graph.types import STORABLE, Attribute, DType, Graph, Node, TensorType, Weight
 from bbgrap.graph.weights import make_weight
+from bbgrap.tdl import site_of
+from bbgrap.tdl.operators.products import einsum_shape
 
 POOLS = frozenset({"MaxPool", "AveragePool", "LpPool", "QLinearAveragePool", "NhwcMaxPool"})
 """With `ceil_mode`, onnx counts a last window that begins beyond the data, and onnxruntime does not."""
 
-DOUBTED = POOLS | {"ConvTranspose", "PRelu", "Resize", "Upsample"}
+DOUBTED = POOLS | {"ConvTranspose", "Einsum", "PRelu", "Resize", "Upsample"}
 """Operators of which onnxruntime makes other shapes than onnx infers, in some cases; found by comparing thousands of random models."""
 
 MOST_BYTES = 1 << 30
@@ -100,7 +102,7 @@ def _first_wrong(graph: Graph, seen: Mapping[str, TensorType], shapes: _Shapes) 
         if any(graph.types[name].shape is None for name in names) or not _is_doubted(graph, node):
             continue
         is_caching = node.op in CACHING
-        made: Sequence[tuple[int, ...] | None] | None = cached_shapes(graph, node) if is_caching else _made_shapes(graph, node, shapes)
+        made = _true_shapes(graph, node, shapes)
         if made is None and seen.keys() >= set(names):
             continue
         if made is None or tuple(made) != tuple(graph.types[name].shape for name in names):
@@ -111,12 +113,21 @@ def _first_wrong(graph: Graph, seen: Mapping[str, TensorType], shapes: _Shapes) 
     return found
 
 
+def _true_shapes(graph: Graph, node: Node, shapes: _Shapes) -> Sequence[tuple[int, ...] | None] | None:
+    if node.op == "Einsum":
+        made = einsum_shape(site_of(graph, node))
+        return None if made is None else (made,)
+    return cached_shapes(graph, node) if node.op in CACHING else _made_shapes(graph, node, shapes)
+
+
 def _is_doubted(graph: Graph, node: Node) -> bool:
     """Whether a node may make other shapes than were inferred."""
     match node.op:
         case "PRelu":
             data, slope = (graph.types[name].shape for name in node.inputs)
             return data is None or slope is None or len(slope) > len(data)
+        case "Einsum":  # where an axis broadcasts, onnx infers the extent that it finds first
+            return all(graph.types[name].shape is not None for name in node.inputs) and einsum_shape(site_of(graph, node)) is not None
         case "Resize":
             # sizes that are given are made, unless the ratio is to be kept
             return not any(node.inputs[3:4]) or node.attributes.get("keep_aspect_ratio_policy", "stretch") != "stretch"

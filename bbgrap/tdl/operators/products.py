@@ -92,16 +92,32 @@ def einsum_symbols(site: Site) -> tuple[tuple[Symbols, ...], Symbols] | None:
     return operands, _symbols(right, most, most)
 
 
+def _extents(site: Site, operands: tuple[Symbols, ...]) -> dict[str, int]:
+    """Return the extent of every symbol: an axis of extent 1 broadcasts."""
+    extents: dict[str, int] = {}
+    for number, symbols in enumerate(operands):
+        for symbol, extent in zip(symbols, site.shape(number), strict=True):
+            if extents.get(symbol, 1) == 1:
+                extents[symbol] = extent
+    return extents
+
+
+def einsum_shape(site: Site) -> tuple[int, ...] | None:
+    """Return the shape that an einsum makes; None where the output drops an ellipsis."""
+    found = einsum_symbols(site)
+    if found is None:
+        return None
+    extents = _extents(site, found[0])
+    return tuple(extents[symbol] for symbol in found[1])
+
+
 def describe_einsum(site: Site) -> Description | None:
     """out[letters...] = Sum over the other letters of the product of the operands at their letters."""
     found = einsum_symbols(site)
     if found is None:
         return None
     operands, output = found
-    extents: dict[str, int] = {}
-    for number, symbols in enumerate(operands):
-        for symbol, extent in zip(symbols, site.shape(number), strict=True):
-            extents[symbol] = max(extent, extents.get(symbol, 1))
+    extents = _extents(site, operands)
     named = {symbol: Index(f"i{axis}", extents[symbol]) for axis, symbol in enumerate(output)}
     over = tuple(Index(f"k{number}", extents[symbol]) for number, symbol in enumerate(s for s in extents if s not in output))
     named |= dict(zip((s for s in extents if s not in output), over, strict=True))

@@ -90,6 +90,37 @@ def test_known_shapes_are_those_that_a_run_makes(tmp_path_factory: pytest.TempPa
     assert graph.types["y"].shape == want.shape
 
 
+@st.composite
+def einsums(draw: st.DrawFn) -> tuple[str, list[tuple[int, ...]]]:
+    """Draw products of two operands, each of which may have extents of 1 where the other has more."""
+    equation = draw(st.sampled_from(["bij,bjk->bik", "ij,jk->ki", "bij,bij->bi", "...ij,...jk->...ik", "abc,cb->a"]))
+    extents = {letter: draw(st.integers(1, 5)) for letter in "abcijk."}
+    terms = equation.split("->")[0].replace("...", ".").split(",")
+    kept = st.sampled_from([True, True, False])
+    return equation, [tuple(extents[letter] if draw(kept) else 1 for letter in term) for term in terms]
+
+
+@settings(max_examples=examples(40), deadline=None)
+@given(einsums())
+def test_an_einsum_broadcasts_as_onnxruntime_does(tmp_path_factory: pytest.TempPathFactory, drawn: Any) -> None:
+    equation, (first, second) = drawn
+    weight = np.random.default_rng(0).standard_normal(second).astype(np.float32)
+    nodes = [
+        helper.make_node("Tanh", ["x"], ["r"]),
+        helper.make_node("Einsum", ["r", "w"], ["p"], equation=equation),
+        helper.make_node("Exp", ["p"], ["y"]),
+    ]
+    path = save(tmp_path_factory.mktemp("einsum"), nodes, list(first), {"w": weight})
+    x = np.random.default_rng(1).standard_normal(first).astype(np.float32)
+    (want,) = make_session(path, threads=1).run(None, {"x": x})
+    graph = load_graph(path, {})
+    assert graph.types["y"].shape == want.shape
+    for options in (PlanOptions(split="batch"), PlanOptions(split="inputs"), PlanOptions(planner="tofu")):
+        artifacts = export(compile_graph(graph, Cluster.even(3), options)[0].optimized)
+        (got,) = simulate(artifacts, [x], local_kernels(artifacts))
+        assert same(got, want), f"{equation}, {first}, {second}, {options.planner}, {options.split}"
+
+
 SLOPE = np.linspace(-1, 2, 6, dtype=np.float32)
 
 
