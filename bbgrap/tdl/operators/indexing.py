@@ -16,11 +16,11 @@ from bbgrap.tdl.rule import ConstantOperand, Input, LocalNode, OperatorRule, Sit
 
 
 def _single_index(site: Site) -> int | None:
-    """Return the one index of a Gather that is a constant of one element, not negative; None for any other."""
-    given = site.constant(1)
-    if given is None or given.size != 1:
+    """Return the one index of a Gather that is a constant of one element, not negative; None for any other, and of an axis that moves."""
+    given, axis = site.constant(1), site.integer("axis", 0) % len(site.shape(0))
+    if given is None or given.size != 1 or axis in site.moving[0]:
         return None
-    extent = site.shape(0)[site.integer("axis", 0)]
+    extent = site.shape(0)[axis]
     index = int(given.reshape(()))
     return index + extent if index < 0 else index
 

@@ -64,25 +64,29 @@ def test_words_after_a_prompt_are_answered_as_plain_onnxruntime_does(tmp_path, o
         assert max(used) < 0.8 * whole
 
 
-def of_the_last_word() -> bytes:
+def of_the_last_word(op: str) -> bytes:
     """The decoder with the logits of its last word only, as exporters cut them: counted from an end that moves."""
     model = onnx.load_from_string(decoder())
-    bounds = {"starts": -1, "ends": np.iinfo(np.int64).max, "axes": 1}
-    model.graph.initializer.extend(numpy_helper.from_array(np.array([value]), name) for name, value in bounds.items())
-    model.graph.node.append(helper.make_node("Slice", ["logits", *bounds], ["last"]))
+    bounds = {"starts": [-1], "ends": [np.iinfo(np.int64).max], "axes": [1]} if op == "Slice" else {"last word": -1}
+    model.graph.initializer.extend(numpy_helper.from_array(np.array(value), name) for name, value in bounds.items())
+    model.graph.node.append(helper.make_node(op, ["logits", *bounds], ["last"], **({} if op == "Slice" else {"axis": 1})))
     model.graph.output[0].name = "last"
-    model.graph.output[0].type.tensor_type.shape.dim[1].dim_value = 1
+    sizes = model.graph.output[0].type.tensor_type.shape.dim
+    sizes[1].dim_value = 1
+    if op == "Gather":
+        del sizes[1]
     return model.SerializeToString()
 
 
+@pytest.mark.parametrize("op", ["Slice", "Gather"])
 @pytest.mark.parametrize("planner", ["tensor-parallel", "auto"])
-def test_a_slice_that_counts_from_the_end_takes_requests_of_any_length(tmp_path, planner):
+def test_what_counts_from_the_end_takes_requests_of_any_length(tmp_path, planner, op):
     empty = {name: np.zeros((1, HEADS, 0, SIZE), np.float32) for name in PAIRS}
     shapes = {"input_ids": (1, 1), **{name: array.shape for name, array in empty.items()}}
-    planned, plan = prepared(tmp_path, of_the_last_word(), shapes, PAIRS, PlanOptions(planner))
+    planned, plan = prepared(tmp_path, of_the_last_word(op), shapes, PAIRS, PlanOptions(planner))
     assert plan.planner == planner
     first, further = halves(planned.artifacts)
-    alone, random = Alone(of_the_last_word(), PAIRS, empty), np.random.default_rng(0)
+    alone, random = Alone(of_the_last_word(op), PAIRS, empty), np.random.default_rng(0)
     held = [()] * first.host.host
     for number, count in enumerate((4, 1, 3, 1)):
         words = random.integers(0, 50, (1, count))
