@@ -21,7 +21,7 @@ from bbgrap.shapemap import ShapeMap
 from bbgrap.tdl import ConstantOperand, Input, Result
 from bbgrap.tdl.language import ReducerKind
 
-COMBINERS: Mapping[ReducerKind, str] = {"sum": "Add", "max": "Max", "min": "Min", "prod": "Mul"}
+COMBINERS: Mapping[ReducerKind, str] = {"sum": "Add", "max": "Max", "min": "Min"}
 
 
 @dataclass(frozen=True, slots=True)

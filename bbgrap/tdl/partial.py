@@ -5,7 +5,9 @@ node's reducer, are the result. Terms that must count once (a bias) belong to th
 
 The law of partial sums (docs/equations.md): parts are made only where they do no harm.
 
-1. Storing a part loses nothing: sums and products of 32 or 64 bits. A maximum is one of its elements, whatever its type.
+1. Storing a part loses nothing: sums of 32 or 64 bits. A maximum is one of its elements, whatever its type. A product is too large, or
+   nothing, in the middle where it is neither in the end: it has no parts. Nor has a `ReduceSum` or `Einsum` of integers, which onnxruntime
+   adds up in 64-bit floats.
 2. No jump that counts depends on a sum of floats (`bbgrap.tdl.bit_sensitive`), since it adds up in another order. Integers do not mind, nor
    do sums with zeros: of a table that is divided, one part has what is looked up.
 3. Parts of a product of 8-bit integers begin at multiples of 4: x86 without VNNI adds neighbours in 16 bits and saturates, in pairs
@@ -110,8 +112,10 @@ def _is_harmless(graph: Graph, node: Node, kind: ReducerKind) -> bool:
     match kind:
         case "max" | "min":
             return stored in COMPARABLE
-        case "sum" | "prod":
+        case "sum":
             return stored in WIDE_INTEGERS or (stored in WIDE_FLOATS and node.name not in bit_sensitive_nodes(graph))
+        case "prod":
+            return False
 
 
 def _outer_reduction(body: Expression) -> Reduce | None:

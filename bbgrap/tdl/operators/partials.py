@@ -1,4 +1,4 @@
-"""Operators whose partial results add up (or combine by maximum, minimum, product)."""
+"""Operators whose partial results add up (or combine by maximum, minimum)."""
 
 from __future__ import annotations
 
@@ -44,10 +44,14 @@ def _reduced_names(site: Site) -> tuple[str, ...]:
     return tuple(f"k{axis}" for axis in reduced_axes(site) or ())
 
 
-def _float_names(site: Site) -> tuple[str, ...]:
-    """A mean of integers rounds once, at its end."""
+def _has_floats(site: Site) -> bool:
     kind = site.inputs[0]
-    return _reduced_names(site) if kind is not None and kind.dtype in WIDE_FLOATS else ()
+    return kind is not None and kind.dtype in WIDE_FLOATS
+
+
+def _float_names(site: Site) -> tuple[str, ...]:
+    """A sum or mean of integers rounds once, at its end."""
+    return _reduced_names(site) if _has_floats(site) else ()
 
 
 def reduction_part(site: Site, region: ShapeMap, reads: Reads, part: Part) -> tuple[LocalNode, ...]:
@@ -149,7 +153,7 @@ def gather_part(site: Site, region: ShapeMap, reads: Reads, part: Part) -> tuple
 
 def _contracted(site: Site) -> tuple[str, ...]:
     """Every contracted letter of an Einsum; its description numbers them in order of appearance."""
-    return tuple(f"k{number}" for number in range(len(site.text("equation", ""))))
+    return tuple(f"k{number}" for number in range(len(site.text("equation", "")))) if _has_floats(site) else ()
 
 
 def _inner(site: Site) -> tuple[str, ...]:
@@ -163,7 +167,8 @@ register_partial(PartialRule(_inner, reduction_part), "FusedMatMul", domain="com
 register_partial(PartialRule(nbits_indices, nbits_part, nbits_unit), "MatMulNBits", domain="com.microsoft")
 register_partial(PartialRule(_contracted, reduction_part), "Einsum")
 register_partial(PartialRule(gather_indices, gather_part, is_exact=True), "Gather")
-register_partial(PartialRule(_reduced_names, reduction_part), "ReduceSum", "ReduceMax", "ReduceMin", "ReduceProd")
+register_partial(PartialRule(_reduced_names, reduction_part), "ReduceMax", "ReduceMin")
+register_partial(PartialRule(_float_names, reduction_part), "ReduceSum")
 register_partial(PartialRule(_float_names, mean_part), "ReduceMean")
 register_partial(PartialRule(pool_indices, global_average_part), "GlobalAveragePool")
 register_partial(PartialRule(pool_indices, reduction_part), "GlobalMaxPool")
