@@ -20,8 +20,11 @@ def output_indices(site: Site) -> tuple[Index, ...]:
 
 
 def broadcast(out: Sequence[IndexExpression], shape: Sequence[int]) -> tuple[IndexExpression, ...]:
-    """Return the subscripts of an operand that broadcasts to `out`: aligned at the last axis, an axis of extent 1 read at 0."""
-    tail = out[len(out) - len(shape) :]
+    """Return the subscripts of an operand that broadcasts to `out`: aligned at the last axis, an axis of extent 1 read at 0.
+
+    It may have more axes of extent 1 than there are: onnxruntime takes the bounds of a `Clip` so.
+    """
+    tail = (*(Constant(0),) * (len(shape) - len(out)), *out[max(0, len(out) - len(shape)) :])
     return tuple(Constant(0) if extent == 1 else index for index, extent in zip(tail, shape, strict=True))
 
 

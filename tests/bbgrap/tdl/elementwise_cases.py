@@ -68,9 +68,9 @@ def _broadcasting(draw: Draw, op: str) -> Case:
 
 @st.composite
 def clip(draw: Draw) -> Case:
-    """Clip with both, one or no bound, as rank-0 operands."""
-    x = _data("Clip", random_of(draw), draw(shapes(most=4)))
-    low, high = (draw(st.sampled_from((None, np.array(bound, np.float32)))) for bound in (0.3, 0.6))
+    """Clip with both, one or no bound, of rank 0 or one axis."""
+    x = _data("Clip", random_of(draw), draw(st.one_of(st.just(()), shapes(most=4))))
+    low, high = (draw(st.sampled_from((None, np.array(bound, np.float32), np.array([bound], np.float32)))) for bound in (0.3, 0.6))
     return Case("Clip", (x, low, high) if high is not None else (x, low) if low is not None else (x,), loose=None)
 
 
