@@ -80,10 +80,10 @@ def localize_tile(site: Site, region: ShapeMap, reads: Reads) -> tuple[LocalNode
     return node, LocalNode("Slice", (Result(0), *bounds))
 
 
-def _diagonal(site: Site, region: ShapeMap) -> int:
-    """Return how far the tile's own diagonal lies from that of the whole matrix."""
-    rank = region.rank
-    return spatial_interval(site, region, rank - 2).start - spatial_interval(site, region, rank - 1).start
+def _diagonal(site: Site, region: ShapeMap, k: int) -> int:
+    """Return which diagonal of the tile is the k-th one of the whole matrix; beyond its corners, k may be as large as a number can be."""
+    rank, beyond = region.rank, sum(site.output_shape[-2:])
+    return min(max(k, -beyond), beyond) + spatial_interval(site, region, rank - 2).start - spatial_interval(site, region, rank - 1).start
 
 
 def describe_trilu(site: Site) -> Description | None:
@@ -97,7 +97,7 @@ def describe_trilu(site: Site) -> Description | None:
 def localize_trilu(site: Site, region: ShapeMap, reads: Reads) -> tuple[LocalNode, ...]:
     """The same triangle with the diagonal where the tile sees it."""
     given = site.constant(1)
-    k = (0 if given is None else int(given.reshape(()))) + _diagonal(site, region)
+    k = _diagonal(site, region, 0 if given is None else int(given.reshape(())))
     return (LocalNode("Trilu", (Input(0), ConstantOperand(np.array(k, np.int64))), site.node.attributes),)
 
 
@@ -109,7 +109,7 @@ def describe_eye_like(site: Site) -> Description | None:
 def localize_eye_like(site: Site, region: ShapeMap, reads: Reads) -> tuple[LocalNode, ...]:
     """The tile's own part of the diagonal, on zeros of its shape."""
     attributes: dict[str, Attribute] = {
-        "k": site.integer("k", 0) + _diagonal(site, region),
+        "k": _diagonal(site, region, site.integer("k", 0)),
         "dtype": site.outputs[0].dtype.value,
     }
     return LocalNode("ConstantOfShape", (integers(*region.shape),)), LocalNode("EyeLike", (Result(0),), attributes)

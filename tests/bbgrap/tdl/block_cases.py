@@ -49,12 +49,15 @@ def tile(draw: Draw) -> Case:
     return Case("Tile", (whole_numbers(random_of(draw), *shape), int64(*repeats)), {}, frozenset((1,)), loose=loose, several_ranges=several)
 
 
+DIAGONALS = st.one_of(st.integers(-7, 7), st.sampled_from((-(2**63), 2**63 - 1)))
+
+
 @st.composite
 def trilu(draw: Draw) -> Case:
     """Trilu of either side, with and without a diagonal, also far outside."""
     shape = draw(shapes(least=2, most=4, extent=5))
     x = whole_numbers(random_of(draw), *shape, low=1)
-    k = (np.array(draw(st.integers(-7, 7))),) if draw(st.booleans()) else ()
+    k = (np.array(draw(DIAGONALS), np.int64),) if draw(st.booleans()) else ()
     several = frozenset(range(len(shape) - 2))
     return Case("Trilu", (x, *k), {"upper": draw(st.integers(0, 1))}, frozenset((1,)), loose=None, several_ranges=several)
 
@@ -63,7 +66,7 @@ def trilu(draw: Draw) -> Case:
 def eye_like(draw: Draw) -> Case:
     """EyeLike of its input's type or a given one."""
     shape = draw(st.tuples(st.integers(1, 5), st.integers(1, 5)))
-    attributes: dict[str, Attribute] = {"k": draw(st.integers(-3, 3))}
+    attributes: dict[str, Attribute] = {"k": draw(DIAGONALS)}
     if draw(st.booleans()):
         attributes["dtype"] = 7
     return Case("EyeLike", (np.zeros(shape, np.float32),), attributes, several_ranges=frozenset())

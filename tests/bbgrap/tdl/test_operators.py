@@ -83,3 +83,21 @@ def test_layout_of_blocks_of_channels(case):
     for rows, channels in product(((0, 1), (1, 3), (2, shape[2]), (shape[2] - 1, shape[2])), ((0, 32), (0, 16), (5, 20))):
         region = ShapeMap.full(shape).replace(1, IntervalSet.of(channels)).replace(2, IntervalSet.of(rows))
         check_numeric(whole, region, whole.localize(region))
+
+
+SQUARE, FAR = whole_numbers(RANDOM, 5, 5, low=1), 2**63 - 1
+AT_THEIR_ENDS = [
+    *(Case("Trilu", (SQUARE, np.array(k)), {"upper": upper}, frozenset((1,))) for k in (FAR, -FAR - 1) for upper in (0, 1)),
+    *(Case("EyeLike", (SQUARE,), {"k": k}) for k in (FAR, -FAR - 1)),
+]
+
+
+@pytest.mark.parametrize("case", AT_THEIR_ENDS, ids=str)
+def test_attributes_at_their_ends(case):
+    """Diagonals as far away as a number can be."""
+    whole = Whole(case)
+    *_, rows, columns = whole.output.shape
+    for high, wide in product(((0, rows), (0, 2), (3, rows)), ((0, columns), (0, 2), (3, columns))):
+        axes = len(whole.output.shape)
+        region = ShapeMap.full(whole.output.shape).replace(axes - 2, IntervalSet.of(high)).replace(axes - 1, IntervalSet.of(wide))
+        check_numeric(whole, region, whole.localize(region))
