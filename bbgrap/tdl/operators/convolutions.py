@@ -171,7 +171,8 @@ def transposed_pad_begins(site: Site, windows: tuple[Window, ...]) -> tuple[int,
     if "output_shape" not in site.node.attributes and not mode.startswith("SAME"):
         return tuple(w.pad_begin for w in windows)
     extra = site.integers("output_padding", (0,) * len(windows))
-    totals = [(w.extent - 1) * w.stride + e + w.reach - out for w, e, out in zip(windows, extra, site.output_shape[2:], strict=True)]
+    sizes = zip(windows, extra, site.output_shape[2:], strict=True)
+    totals = [max(0, (w.extent - 1) * w.stride + e + w.reach - out) for w, e, out in sizes]  # a larger output gets zeros at its end
     return tuple(total // 2 if mode == "SAME_UPPER" else total - total // 2 for total in totals)
 
 

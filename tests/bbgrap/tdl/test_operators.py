@@ -86,15 +86,20 @@ def test_layout_of_blocks_of_channels(case):
 
 
 SQUARE, FAR = whole_numbers(RANDOM, 5, 5, low=1), 2**63 - 1
+ONE_BEYOND = {"strides": (2, 2), "kernel_shape": (3, 3), "dilations": (1, 1), "output_shape": (12, 10)}
 AT_THEIR_ENDS = [
     *(Case("Trilu", (SQUARE, np.array(k)), {"upper": upper}, frozenset((1,))) for k in (FAR, -FAR - 1) for upper in (0, 1)),
     *(Case("EyeLike", (SQUARE,), {"k": k}) for k in (FAR, -FAR - 1)),
+    *(
+        Case("ConvTranspose", (whole_numbers(RANDOM, 1, 2, 5, 4), whole_numbers(RANDOM, 2, 3, 3, 3)), {**ONE_BEYOND, "auto_pad": mode})
+        for mode in ("NOTSET", "SAME_UPPER", "SAME_LOWER")
+    ),
 ]
 
 
 @pytest.mark.parametrize("case", AT_THEIR_ENDS, ids=str)
 def test_attributes_at_their_ends(case):
-    """Diagonals as far away as a number can be."""
+    """Diagonals as far away as a number can be; an output with one element more than is natural."""
     whole = Whole(case)
     *_, rows, columns = whole.output.shape
     for high, wide in product(((0, rows), (0, 2), (3, rows)), ((0, columns), (0, 2), (3, columns))):

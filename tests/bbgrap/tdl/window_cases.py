@@ -79,7 +79,11 @@ def conv_transpose(draw: Draw) -> Case:
         assume(all(n > pads[a] + pads[a + rank] for a, n in enumerate(natural)))
         attributes["pads"] = pads
     elif form == "output_shape":
-        attributes["output_shape"] = tuple(max(1, n + draw(st.integers(-3, 0))) for n in natural)
+        # beyond what is natural, onnxruntime takes as much as an output_padding may be
+        attributes["output_shape"] = tuple(
+            max(1, n + draw(st.integers(-3, s - 1 - x))) for n, s, x in zip(natural, strides, extra, strict=True)
+        )
+        attributes["auto_pad"] = draw(st.sampled_from(("NOTSET", "SAME_UPPER", "SAME_LOWER")))
     else:
         attributes["auto_pad"] = form
     groups, channels, filters = draw(st.sampled_from((1, 1, 2, 3))), draw(st.integers(1, 3)), draw(st.integers(1, 4))
