@@ -115,8 +115,12 @@ class Candidates:
         for device in self._by_speed():
             way = self.cluster.link(self.cluster.host, device)
             different.setdefault((self.balance.alone_s[device], way, self.cluster.nodes[device].memory_bytes), device)
-        for device in list(different.values())[:EVERY_SIZE]:
+        with_room = 0  # only they count: where fast nodes have little memory, a slow one may be all that holds the model
+        for device in different.values():
             self.add(f"'{names[device]}' alone", "alone", plan_whole(self.graph, self.cluster, device).tiles, is_plain=True)
+            with_room += not self.found[-1].score.excess
+            if with_room == EVERY_SIZE:
+                return
 
     def _by_speed(self) -> list[int]:
         """Return the devices, the fastest first; of equals, those on the coordinator's machine, by wires to it, groups together."""

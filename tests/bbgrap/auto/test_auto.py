@@ -192,6 +192,15 @@ def _part_of(device: int, tiles: Sequence[Tile]) -> float:
     return sum(tile.region.size for tile in tiles if tile.device == device) / sum(tile.region.size for tile in tiles)
 
 
+def test_a_model_is_found_room_for_on_the_slowest_of_many_nodes() -> None:
+    graph = build("tiny")
+    small = [NodeProfile(f"node{n}", share=3 - n / 10, memory_bytes=100_000 + n) for n in range(9)]
+    cluster = Cluster((*small, NodeProfile("roomy", memory_bytes=8_000_000_000)))
+    found = plan_auto(graph, cluster, BRIEF, all_descriptions(graph))
+    assert found.plan.devices_used == (9,)
+    assert not found.score.excess
+
+
 @pytest.mark.broad
 def test_memory_is_a_hard_limit() -> None:
     graph = build("alexnet")
