@@ -27,6 +27,9 @@ STAGES = 60
 
 ALTERNATIVES = 8
 
+NO_ROOM = "no single node has room for the whole model"
+"""What is said where a plan would be compared with the best single node."""
+
 
 @dataclass
 class _Stage:
@@ -42,10 +45,7 @@ def explain_forecast(forecast: Forecast, options: PlanOptions) -> Iterator[str]:
     """Yield the lines of an explanation."""
     plan, timeline = forecast.compiled.plan, forecast.timeline
     names = [node.name for node in plan.cluster.nodes]
-    single = min(forecast.single_s)
-    best = names[forecast.single_s.index(single)]
-    gain = f"{single / timeline.total_s:.2f} times as fast"
-    yield f"Predicted: {1e3 * timeline.total_s:.2f} ms a request; '{best}' alone {1e3 * single:.2f} ms: {gain}"
+    yield f"Predicted: {1e3 * timeline.total_s:.2f} ms a request; {_against_one(forecast)}"
     if forecast.found is not None:
         yield f"Chosen among {forecast.found.plans} plans; it grew from: {forecast.found.origin}"
     yield _standby(plan)
@@ -65,6 +65,14 @@ def explain_forecast(forecast: Forecast, options: PlanOptions) -> Iterator[str]:
         yield "What would change it:"
         for words, seconds in forecast.what_if(options):
             yield f"  {1e3 * seconds:9.2f} ms  {seconds / timeline.total_s - 1:+7.1%}  {words}"
+
+
+def _against_one(forecast: Forecast) -> str:
+    """Return how much faster a plan is than the best node alone."""
+    if forecast.alone is None:
+        return NO_ROOM
+    best, seconds = forecast.alone
+    return f"'{best}' alone {1e3 * seconds:.2f} ms: {seconds / forecast.timeline.total_s:.2f} times as fast"
 
 
 def wire_in_words(load: WayLoad) -> str:

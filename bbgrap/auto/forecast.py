@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -12,6 +12,7 @@ from bbgrap.cluster.types import Link, NodeProfile
 from bbgrap.cluster.wires import Wiring
 from bbgrap.compiler.compile import Compiled
 from bbgrap.compiler.direct import build_direct
+from bbgrap.compiler.memory import program_bytes
 from bbgrap.compiler.predict import Predictor
 from bbgrap.costmodel.timeline import LANES, Timeline, plain_timeline
 from bbgrap.costmodel.ways import WayLoad, loads
@@ -22,6 +23,7 @@ from bbgrap.planners.layers import Descriptions
 from bbgrap.planners.options import PlanOptions
 from bbgrap.planners.pieces import Pieces
 from bbgrap.planners.single import plan_whole
+from bbgrap.program.steps import Program
 
 MORE_BANDWIDTH = 10
 """What `what_if` multiplies the links' bandwidth by."""
@@ -64,24 +66,44 @@ class Forecast:
         return next(iter(loads(self.timeline, self.predictor.network)), None)
 
     @cached_property
-    def single_s(self) -> tuple[float, ...]:
-        """Seconds of a request that one node answers alone, through the same cluster, per node."""
-        plan, graph = self.compiled.plan, self.graph_of_one
+    def _whole(self) -> tuple[Program, ...]:
+        """The programs of the whole model on one node, per node."""
+        plan, graph, made = self.compiled.plan, self.graph_of_one, self.compiled.optimized
         pieces = Pieces(graph, self.descriptions if graph is plan.graph else all_descriptions(graph))
-        seconds = []
-        for device in range(len(plan.cluster.nodes)):
-            program = build_direct(plan_whole(graph, plan.cluster, device), pieces)
-            made = self.compiled.optimized
-            program = replace(program, transfers=made.transfers, dictionary_devices=made.dictionary_devices)
-            seconds.append(self.predictor.timeline(program).total_s)
-        return tuple(seconds)
+        programs = (build_direct(plan_whole(graph, plan.cluster, device), pieces) for device in range(plan.cluster.host))
+        return tuple(replace(program, transfers=made.transfers, dictionary_devices=made.dictionary_devices) for program in programs)
+
+    @cached_property
+    def single_s(self) -> tuple[float, ...]:
+        """Seconds of a request that one node answers alone, through the same cluster, per node, whether it has room or not."""
+        return tuple(self.predictor.timeline(program).total_s for program in self._whole)
+
+    def best_single(self, besides: Sequence[int] = ()) -> int | None:
+        """Return the node that is fastest alone, of those with room for the whole model; None if none has.
+
+        Args:
+            besides: Bytes on each node that must have room, too.
+        """
+        nodes, taken = self.compiled.plan.cluster.nodes, besides or [0] * len(self._whole)
+        able = [
+            device
+            for device, program in enumerate(self._whole)
+            if not nodes[device].memory_bytes or program_bytes(program)[device] + taken[device] <= nodes[device].memory_bytes
+        ]
+        return min(able, key=lambda device: self.single_s[device], default=None)
+
+    @cached_property
+    def alone(self) -> tuple[str, float] | None:
+        """The name of the node that is fastest alone, and its seconds; None if no node has room for the whole model."""
+        device = self.best_single()
+        return None if device is None else (self.compiled.plan.cluster.nodes[device].name, self.single_s[device])
 
     def report(self) -> dict[str, object]:
         """Return the keys of `plan --json` that are predicted; times in milliseconds."""
         timeline, names = self.timeline, [node.name for node in self.compiled.plan.cluster.nodes]
         report: dict[str, object] = {
             "predicted_ms": _ms(timeline.total_s),
-            "predicted_single_node_ms": _ms(min(self.single_s)),
+            "predicted_single_node_ms": None if self.alone is None else _ms(self.alone[1]),
             "predicted_nodes": {
                 name: {f"{lane}_ms": _ms(timeline.busy_s(device, lane)) for lane in LANES} for device, name in enumerate(names)
             },
@@ -103,8 +125,9 @@ class Forecast:
         """Yield what would change, in words, and the seconds of the best plan then: one more node, faster links."""
         plan = self.compiled.plan
         brief = replace(options, search_seconds=options.search_seconds / 4)
+        fastest = self.single_s.index(min(self.single_s))
         for words, cluster in (
-            ("one more node like the fastest one", _one_more(plan.cluster, self.single_s)),
+            ("one more node like the fastest one", _one_more(plan.cluster, fastest)),
             (f"links {MORE_BANDWIDTH} times as fast", _faster(plan.cluster)),
         ):
             found = [plan_auto(form, cluster, brief, all_descriptions(form)).score for form in forms_of(self.graph_of_one)]
@@ -115,8 +138,8 @@ def _ms(seconds: float) -> float:
     return round(1e3 * seconds, 4)
 
 
-def _one_more(cluster: Cluster, single_s: tuple[float, ...]) -> Cluster:
-    best = cluster.nodes[min(range(len(single_s)), key=lambda device: (single_s[device], device))]
+def _one_more(cluster: Cluster, fastest: int) -> Cluster:
+    best = cluster.nodes[fastest]
     name = next(
         name for name in (f"one more {number}" for number in range(len(cluster.nodes) + 1)) if all(name != n.name for n in cluster.nodes)
     )

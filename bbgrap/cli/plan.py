@@ -43,7 +43,7 @@ def plan(
 
         bbgrap plan text.onnx --shares 2,1 --split batch --batch 8 --input tokens=8x128
     """
-    from bbgrap.auto.explain import explain_forecast, wire_in_words
+    from bbgrap.auto.explain import NO_ROOM, explain_forecast, wire_in_words
     from bbgrap.cli.planning import plan_offline
     from bbgrap.errors import UsageError
     from bbgrap.report.plan_report import explain as explain_plan
@@ -67,8 +67,9 @@ def plan(
             write(line)
     elif not as_json:
         print_table(("per request", "initial", "optimised"), before_and_after(planned.report), title=planned.title)
-        predicted, alone = planned.report["predicted_ms"], planned.report["predicted_single_node_ms"]
-        print_result(f"predicted: {predicted:.2f} ms a request, the best single node {alone:.2f} ms")
+        alone = planned.report["predicted_single_node_ms"]
+        best = NO_ROOM if alone is None else f"the best single node {alone:.2f} ms"
+        print_result(f"predicted: {planned.report['predicted_ms']:.2f} ms a request, {best}")
         if held := planned.report.get("state_bytes"):
             told = ", ".join(f"{name} {byte_count(size)}" for name, size in held.items())
             print_result(f"state of one sequence: {told}; it stays there, and is counted in the nodes' memory")
@@ -79,20 +80,22 @@ def plan(
 
 def _compare(requests: list[OfflineRequest], state: str, *, as_json: bool) -> None:
     """Print what several planners' plans are predicted to take."""
+    from bbgrap.auto.explain import NO_ROOM
     from bbgrap.cli.planning import plans_offline
 
     reports, rows = [], []
     for request, planned in zip(requests, plans_offline(requests, state), strict=True):
         report, asked = planned.report, request.options
         used, optimized = len(planned.forecast.compiled.plan.devices_used), report["optimized"]
-        ratio = report["predicted_single_node_ms"] / report["predicted_ms"]
+        alone = report["predicted_single_node_ms"]
+        ratio = None if alone is None else alone / report["predicted_ms"]
         name = asked.planner if asked.planner == "auto" else f"{asked.planner} ({asked.split})"
         rows.append((name, report["predicted_ms"], ratio, used, optimized["transfers"], optimized["bytes"]))
         reports.append({key: value for key, value in report.items() if key not in ("nodes", "predicted_timeline")})
     if as_json:
         print_json(reports)
         return
-    first = reports[0]
-    alone = f"the best single node takes {first['predicted_single_node_ms']:.2f} ms"
+    first, alone = reports[0], reports[0]["predicted_single_node_ms"]
+    best = NO_ROOM if alone is None else f"the best single node takes {alone:.2f} ms"
     columns = ("planner", "predicted, ms", "speed-up", "nodes used", "messages", "bytes")
-    print_table(columns, rows, title=f"{first['model']} over {len(first['agents'])} nodes; {alone}")
+    print_table(columns, rows, title=f"{first['model']} over {len(first['agents'])} nodes; {best}")

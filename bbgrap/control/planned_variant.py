@@ -27,8 +27,8 @@ class PlannedVariant:
 
     @property
     def predicted_alone_s(self) -> float:
-        """The same on the best node alone."""
-        return self._seconds("predicted_single_node_ms")
+        """The same on the best node alone, or that of the plan where none has room for the whole model."""
+        return self._seconds("predicted_single_node_ms") or self.predicted_s
 
     def _seconds(self, key: str) -> float:
         predicted = self.report.get(key, 0.0)

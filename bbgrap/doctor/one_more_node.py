@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from bbgrap.auto.explain import bottleneck
+from bbgrap.auto.explain import NO_ROOM, bottleneck
 from bbgrap.auto.forecast import Forecast
 from bbgrap.cluster import Cluster, NodeProfile
 from bbgrap.doctor.findings import Finding
@@ -44,11 +44,11 @@ def cluster_of(nodes: Sequence[NodeStatus]) -> Cluster:
 def check_model(model: str, forecast: Forecast, options: PlanOptions) -> Iterator[Finding]:
     """Yield what is predicted of a model, and what would change it."""
     names = [node.name for node in forecast.compiled.plan.cluster.nodes]
-    seconds, alone = forecast.timeline.total_s, min(forecast.single_s)
-    best = names[forecast.single_s.index(alone)]
+    seconds = forecast.timeline.total_s
+    expected = NO_ROOM if forecast.alone is None else f"'{forecast.alone[0]}' alone takes {1e3 * forecast.alone[1]:.1f} ms"
     found = f"predicted {1e3 * seconds:.1f} ms a request over {len(forecast.compiled.plan.devices_used)} of {len(names)} nodes"
     advice = bottleneck(forecast, names)
-    yield Finding("note", model, "prediction", found, f"'{best}' alone takes {1e3 * alone:.1f} ms", advice)
+    yield Finding("note", model, "prediction", found, expected, advice)
     for words, then in forecast.what_if(options):
         saved = 1 - then / seconds
         found = f"with {words} {1e3 * then:.1f} ms a request, {saved:.0%} less" if saved > 0 else f"{words} would gain nothing"

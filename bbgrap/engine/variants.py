@@ -40,7 +40,8 @@ def is_guarded(options: PlanOptions) -> bool:
 def beside(forecast: Forecast, planned: PlannedVariant) -> tuple[tuple[PlannedVariant, Plan], ...]:
     """Return other variants beside a plan: the best single node, then the next best plans, as far as the nodes have room for them."""
     variants, plans, program = [planned], [forecast.compiled.plan], forecast.compiled.optimized
-    for name, plan in _others(forecast):
+    needed = [planned.report["memory_bytes"][node.name] for node in forecast.compiled.plan.cluster.nodes]
+    for name, plan in _others(forecast, forecast.best_single(needed)):
         variant = _planned(name, plan, program.transfers, program.dictionary_devices)
         if not lacks_of((*variants, variant), plan.cluster):
             variants.append(variant)
@@ -48,11 +49,10 @@ def beside(forecast: Forecast, planned: PlannedVariant) -> tuple[tuple[PlannedVa
     return tuple(zip(variants[1:], plans[1:], strict=True))
 
 
-def _others(forecast: Forecast) -> Iterator[tuple[str, Plan]]:
+def _others(forecast: Forecast, best: int | None) -> Iterator[tuple[str, Plan]]:
     """Yield the best single node, the next best plan, and the best one of another planner: plans that grew from one candidate err alike."""
-    plan, single_s, tried = forecast.compiled.plan, forecast.single_s, False
-    best = min(range(len(single_s)), key=lambda device: (single_s[device], device))
-    if plan.devices_used != (best,):
+    plan, tried = forecast.compiled.plan, False
+    if best is not None and plan.devices_used != (best,):
         yield f"single on {plan.cluster.nodes[best].name}", plan_whole(forecast.graph_of_one, plan.cluster, best)
     for candidate in forecast.found.candidates if forecast.found else ():
         other = Plan(AUTO, plan.graph, plan.cluster, candidate.tiles)

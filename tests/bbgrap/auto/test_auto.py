@@ -253,6 +253,24 @@ def test_time_that_is_up_ends_the_search_with_a_plan() -> None:
     assert not check_plan(found.plan)
 
 
+def with_memory(*memory: int) -> Cluster:
+    """Return nodes of which each is half as fast as the one before it, with these bytes of memory."""
+    return Cluster(tuple(NodeProfile(f"node{n}", share=0.5**n, memory_bytes=bytes_) for n, bytes_ in enumerate(memory)))
+
+
+def test_the_best_single_node_is_one_that_has_room() -> None:
+    graph = build("tiny")
+    forecast, _ = plan_graph(graph, with_memory(100_000, 8_000_000, 8_000_000), PlanOptions())
+    assert forecast.alone == ("node1", forecast.single_s[1])
+    assert "; 'node1' alone" in next(explain_forecast(forecast, PlanOptions()))
+    assert forecast.report()["predicted_single_node_ms"] == pytest.approx(1e3 * forecast.single_s[1], abs=1e-4)
+    assert forecast.best_single((0, 7_900_000, 0)) == 2, "room for more than the model"
+    nowhere, _ = plan_graph(graph, with_memory(100_000, 100_000), PlanOptions())
+    assert nowhere.alone is None
+    assert next(explain_forecast(nowhere, PlanOptions())).endswith("; no single node has room for the whole model")
+    assert nowhere.report()["predicted_single_node_ms"] is None
+
+
 def test_explanation_names_what_decides() -> None:
     forecast, _ = plan_graph(build("alexnet"), Cluster((NodeProfile("big"), NodeProfile("small", share=0.5))), BRIEF)
     text = "\n".join(explain_forecast(forecast, BRIEF))

@@ -63,6 +63,14 @@ def test_several_planners_are_compared(run, run_json):
     assert (refused.exit_code, "name one planner" in refused.stderr) == (2, True)
 
 
+def test_where_no_node_holds_the_model_none_is_compared_with(run, tmp_path):
+    file = tmp_path / "cluster.yaml"
+    file.write_text("nodes: [{name: a, memory: 240kB}, {name: b, memory: 240kB}]")
+    args = ("plan", "zoo:tiny", "--cluster", file, "--planner")
+    assert "ms a request, no single node has room for the whole model\n" in run(*args, "bbgrap").stdout
+    assert "zoo:tiny over 2 nodes; no single node has room" in run(*args, "bbgrap,fewer-exchanges").stdout
+
+
 def test_a_figure_without_its_unit_is_doubted(run, tmp_path):
     file = tmp_path / "cluster.yaml"
     file.write_text("nodes:\n  - {name: a, work: {conv3x3: 100}, links: {b: {bandwidth: 1Gbps, round_trip: 1ms}}}\n  - name: b\n")

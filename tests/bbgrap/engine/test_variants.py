@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from bbgrap.cluster import Cluster, NodeProfile
+from bbgrap.cluster.types import Link, Network
 from bbgrap.compiler.compile import compile_plan
 from bbgrap.compiler.export import export
 from bbgrap.compiler.simulate import simulate
@@ -103,3 +104,11 @@ def test_the_nodes_have_room_for_all_variants_together() -> None:
     variants = prepare(model, shapes, tight, options)
     for node in tight.nodes:
         assert sum(variant.report["memory_bytes"][node.name] for variant in variants) <= node.memory_bytes
+
+
+def test_the_plan_is_tried_against_the_best_node_that_has_room() -> None:
+    nodes = (NodeProfile("fast", share=2, memory_bytes=150_000_000), NodeProfile("a"), NodeProfile("b"))
+    cluster = Cluster(nodes, Network(Link(1.25e9, 2e-5)))
+    variants = prepare(materialize("resnet50"), {"input": (1, 3, 224, 224)}, cluster, replace(AUTO, search_seconds=0.5))
+    assert "fast" in variants[0].report["nodes_used"]
+    assert "single on a" in [variant.name for variant in variants]
