@@ -10,6 +10,7 @@ from bbgrap.cluster import Cluster
 from bbgrap.compiler.direct import build_direct
 from bbgrap.compiler.memory import program_bytes
 from bbgrap.compiler.passes import ChunkInputs, SlowestFirst
+from bbgrap.compiler.passes.chunks import Narrow
 from bbgrap.compiler.predict import Predictor
 from bbgrap.costmodel.clock import Busy, Post, is_in_a_row
 from bbgrap.costmodel.timeline import Timeline
@@ -67,8 +68,7 @@ class Evaluator:
         self.budget = max(round(TILES_PER_SECOND * options.search_seconds), LEAST_PLANS * len(pieces.graph.nodes) * len(cluster.nodes))
         self.plans = 0
         self._time_is_up = time_is_up
-        self._parts: dict[ShapeMap, Tile] = {}
-        """One tile for every region that an operation was narrowed to: pieces are looked up by object."""
+        self._narrow = quick_narrower(pieces)
 
     @property
     def spent(self) -> bool:
@@ -111,14 +111,6 @@ class Evaluator:
         direct = replace(program, transfers=self.transfers, dictionary_devices=self.dictionary_devices)
         return SlowestFirst(self.cluster).run(ChunkInputs(self.predictor, self._narrow).run(direct))
 
-    def _narrow(self, op: Apply, region: ShapeMap) -> tuple[LocalOp, Work] | None:
-        """Return what an operation reads and costs for a region of its output; how it would run is not asked."""
-        graph, node = self.pieces.graph, self.pieces.graph.node_by_name[op.node]
-        if not can_make(graph, node, self.pieces.descriptions[op.node], region):
-            return None
-        tile = self._parts.setdefault(region, Tile(0, region))
-        return LocalOp(self.pieces.piece(node, tile)[0], ()), self.pieces.work(node, tile)
-
     def _per_request_s(self, program: Program, timeline: Timeline) -> float:
         """Return the seconds between two answers when requests never stop: what the busiest node, way or wire is busy with one of them.
 
@@ -142,3 +134,19 @@ class Evaluator:
                     ways["out", network.machine(source)] += lasts
                     ways["in", network.machine(destination)] += lasts
         return max([*busy.values(), *ways.values(), *(load.busy_s for load in loads(timeline, network))])
+
+
+def quick_narrower(pieces: Pieces) -> Narrow:
+    """Return what tells of an operation what it reads and costs for a region of its output; how it would run is not asked."""
+    graph = pieces.graph
+    parts: dict[ShapeMap, Tile] = {}
+    """One tile for every region that an operation was narrowed to: pieces are looked up by object."""
+
+    def narrow(op: Apply, region: ShapeMap) -> tuple[LocalOp, Work] | None:
+        node = graph.node_by_name[op.node]
+        if not can_make(graph, node, pieces.descriptions[op.node], region):
+            return None
+        tile = parts.setdefault(region, Tile(0, region))
+        return LocalOp(pieces.piece(node, tile)[0], ()), pieces.work(node, tile)
+
+    return narrow

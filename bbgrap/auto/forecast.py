@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from bbgrap.auto.evaluate import quick_narrower
 from bbgrap.auto.search import SearchResult, plan_auto
 from bbgrap.cluster import Cluster
 from bbgrap.cluster.types import Link, NodeProfile
@@ -13,6 +14,7 @@ from bbgrap.cluster.wires import Wiring
 from bbgrap.compiler.compile import Compiled
 from bbgrap.compiler.direct import build_direct
 from bbgrap.compiler.memory import program_bytes
+from bbgrap.compiler.passes import ChunkInputs
 from bbgrap.compiler.predict import Predictor
 from bbgrap.costmodel.timeline import LANES, Timeline, plain_timeline
 from bbgrap.costmodel.ways import WayLoad, loads
@@ -66,16 +68,23 @@ class Forecast:
         return next(iter(loads(self.timeline, self.predictor.network)), None)
 
     @cached_property
+    def _pieces(self) -> Pieces:
+        graph = self.graph_of_one
+        return Pieces(graph, self.descriptions if graph is self.compiled.plan.graph else all_descriptions(graph))
+
+    @cached_property
     def _whole(self) -> tuple[Program, ...]:
-        """The programs of the whole model on one node, per node."""
-        plan, graph, made = self.compiled.plan, self.graph_of_one, self.compiled.optimized
-        pieces = Pieces(graph, self.descriptions if graph is plan.graph else all_descriptions(graph))
-        programs = (build_direct(plan_whole(graph, plan.cluster, device), pieces) for device in range(plan.cluster.host))
+        """The programs of the whole model on one node, per node; inputs come at once."""
+        cluster, made = self.compiled.plan.cluster, self.compiled.optimized
+        programs = (build_direct(plan_whole(self.graph_of_one, cluster, device), self._pieces) for device in range(cluster.host))
         return tuple(replace(program, transfers=made.transfers, dictionary_devices=made.dictionary_devices) for program in programs)
 
     @cached_property
     def single_s(self) -> tuple[float, ...]:
-        """Seconds of a request that one node answers alone, through the same cluster, per node, whether it has room or not."""
+        """Seconds of a request that one node answers alone, through the same cluster, per node, whether it has room or not.
+
+        Inputs come at once: to look for the best way to part them takes up to half a second a node. So only `alone` counts parts.
+        """
         return tuple(self.predictor.timeline(program).total_s for program in self._whole)
 
     def best_single(self, besides: Sequence[int] = ()) -> int | None:
@@ -95,8 +104,22 @@ class Forecast:
     @cached_property
     def alone(self) -> tuple[str, float] | None:
         """The name of the node that is fastest alone, and its seconds; None if no node has room for the whole model."""
-        device = self.best_single()
-        return None if device is None else (self.compiled.plan.cluster.nodes[device].name, self.single_s[device])
+        best, used, found = self.best_single(), self.compiled.plan.devices_used, dict[int, float]()
+        if best is not None:
+            found[best] = self._alone_s(best)
+        if len(used) == 1:
+            found[used[0]] = self.timeline.total_s
+        if not found:
+            return None
+        device = min(found, key=lambda device: found[device])
+        return self.compiled.plan.cluster.nodes[device].name, found[device]
+
+    def _alone_s(self, device: int) -> float:
+        """Return the seconds that one node takes alone, if inputs may come in parts where those of the plan may."""
+        program = self._whole[device]
+        if self.compiled.instalments:
+            program = ChunkInputs(self.predictor, quick_narrower(self._pieces)).run(program)
+        return self.predictor.timeline(program).total_s
 
     def report(self) -> dict[str, object]:
         """Return the keys of `plan --json` that are predicted; times in milliseconds."""

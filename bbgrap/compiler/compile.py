@@ -18,11 +18,12 @@ from bbgrap.tdl import Description
 
 @dataclass(frozen=True)
 class Compiled:
-    """A plan with the program before and after the passes."""
+    """A plan with the program before and after the passes; with `instalments`, inputs may come in parts."""
 
     plan: Plan
     initial: Program
     optimized: Program
+    instalments: bool = True
 
 
 def compile_plan(
@@ -58,4 +59,4 @@ def compile_plan(
     opened = (OpenSizes(),) if open_sizes else ()
     early = (ChunkInputs(Predictor(plan.cluster), narrower(plan.graph, descriptions)),) if instalments and not open_sizes else ()
     passes = (*tailored, *opened, *fused, *early, SlowestFirst(plan.cluster))
-    return Compiled(plan, initial, optimize(initial, passes, verify=verify))
+    return Compiled(plan, initial, optimize(initial, passes, verify=verify), bool(early))

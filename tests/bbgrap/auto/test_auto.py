@@ -151,7 +151,8 @@ def test_one_more_node_is_wired_as_the_best_one_and_faster_links_are_faster_wire
     forecast, _ = plan_graph(build("tiny"), two_switches(Link(2e6, 2e-3)), BRIEF)
     changes = [seconds for _, seconds in forecast.what_if(BRIEF)]
     assert len(changes) == 2
-    assert max(changes) <= min(forecast.single_s) * (1 + 1e-9)
+    assert forecast.alone is not None
+    assert max(changes) <= forecast.alone[1] * (1 + 1e-9)
 
 
 @pytest.mark.broad
@@ -243,7 +244,17 @@ def test_one_node_is_enough() -> None:
     for options in (AUTO, *(PlanOptions(name) for name in PLANNERS)):
         forecast, _ = plan_graph(graph, Cluster.even(1), options)
         assert forecast.compiled.plan.devices_used == (0,)
-        assert forecast.timeline.total_s == pytest.approx(min(forecast.single_s))
+        assert forecast.alone == ("node0", pytest.approx(forecast.timeline.total_s))
+
+
+def test_a_node_alone_is_predicted_with_inputs_in_parts_as_its_plan_is() -> None:
+    graph = build("resnet50")
+    cluster = Cluster((NodeProfile("slow", share=0.5), NodeProfile("fast")))
+    single, _ = plan_graph(graph, cluster, PlanOptions("single"))
+    divided, _ = plan_graph(graph, cluster, PlanOptions())
+    assert single.timeline.total_s < 0.98 * min(single.single_s), "else this shows nothing"
+    assert single.alone == ("fast", single.timeline.total_s)
+    assert divided.alone == ("fast", pytest.approx(single.timeline.total_s))
 
 
 def test_time_that_is_up_ends_the_search_with_a_plan() -> None:
