@@ -91,8 +91,8 @@ def plans_offline(requests: Sequence[OfflineRequest], state: str = "") -> Iterat
 
 def _planned(request: OfflineRequest, path: Path, inputs: ModelInputs, forecast: Forecast, variant: PlannedVariant) -> OfflinePlan:
     """Return a plan with its report, and say what is odd about it."""
-    for refusal in variant.report["changed"]:
-        say(f"does not fit, planned otherwise: {refusal}")
+    if changed := variant.report["changed"]:
+        say(f"does not fit, planned otherwise: {'; '.join(changed)}")
     report = {**variant.report, "model": request.model, "inputs": {name: list(shape) for name, shape in inputs.shapes.items()}}
     planned = OfflinePlan(path, inputs, forecast, report)
     if len(forecast.compiled.plan.devices_used) < len(planned.names):

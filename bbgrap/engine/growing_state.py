@@ -67,7 +67,7 @@ def prepare_growing(first: Graph, load: LoadGraph, declared: DeclaredSizes, clus
     for planner in dict.fromkeys((options.planner, UNCUTTING)):
         try:
             planned, plan = _made(graph, longer, cluster, replace(options, planner=planner))
-            changed = [*planned.report["changed"], *refused]
+            changed = [*refused, *planned.report["changed"]]
             return replace(planned, report={**planned.report, "changed": changed}), plan
         except PlanError as error:
             refused.append(f"{planner}: {error}")

@@ -14,6 +14,7 @@ from bbgrap.cluster import Cluster
 from bbgrap.compiler.compile import Compiled, compile_plan
 from bbgrap.compiler.direct import build_direct
 from bbgrap.compiler.export import export
+from bbgrap.compiler.memory import overfull, program_bytes
 from bbgrap.compiler.passes.state import layout_of
 from bbgrap.compiler.predict import Predictor
 from bbgrap.compiler.sequences import for_sequences
@@ -28,8 +29,9 @@ from bbgrap.planners.layers import Descriptions
 from bbgrap.planners.options import PlanOptions, Split
 from bbgrap.planners.pieces import Pieces
 from bbgrap.planners.plan import Plan, Tile, verify_plan
-from bbgrap.planners.registry import AUTO, make_plan
+from bbgrap.planners.registry import AUTO, SPLITTING, make_plan
 from bbgrap.planners.scale import scaled
+from bbgrap.planners.single import whole_plans
 from bbgrap.program.dictionaries import dictionary_devices_of
 
 PreparedVariant = tuple[PlannedVariant, Plan]
@@ -136,7 +138,8 @@ def fit(graph: Graph, cluster: Cluster, options: PlanOptions) -> tuple[Forecast,
     refused: list[str] = []
     for words, candidate, within in _attempts(cluster, options):
         forecast, search_s = plan_graph(graph, within, candidate)
-        planned = variant_of(options.planner, forecast, search_s, refused)
+        changed = [*refused, f"planned instead: {words}"] if refused else []
+        planned = variant_of(forecast.compiled.plan.planner, forecast, search_s, changed)
         faults = lacks_of((planned,), cluster)
         if not faults:
             return forecast, planned
@@ -146,19 +149,21 @@ def fit(graph: Graph, cluster: Cluster, options: PlanOptions) -> tuple[Forecast,
 
 def _attempts(cluster: Cluster, options: PlanOptions) -> Iterator[tuple[str, PlanOptions, Cluster]]:
     """Yield what is tried in turn, in words, until something fits: the planner asked for, then splits that divide the weights."""
-    if options.planner == AUTO:
-        # it counts memory itself, but less exactly than what is exported: a second search leaves more room
-        yield "planner 'auto'", options, cluster
-        yield "planner 'auto' with less room", options, _with_memory(cluster, TIGHT)
-        options = replace(options, planner="bbgrap")
-    elif options.planner == "single":  # splits change nothing about it
+    words = f"planner '{options.planner}'"
+    if options.planner == "single":  # nothing else is whole on one node
         yield "whole on one node", options, cluster
         return
+    if options.planner in SPLITTING:
+        yield f"{words}, split by {options.split}", options, cluster
     else:
-        yield f"split by {options.split}", options, cluster
+        yield words, options, cluster
+        if options.planner == AUTO:
+            # it counts memory itself, but less exactly than what is exported: a second search leaves more room
+            yield f"{words} with less room", options, _with_memory(cluster, TIGHT)
+    by = options.planner if options.planner in SPLITTING else "bbgrap"
     for split in LEANER_SPLITS:
-        if split != options.split:
-            yield f"split by {split}", replace(options, split=split), cluster
+        if (by, split) != (options.planner, options.split):
+            yield f"planner '{by}', split by {split}", replace(options, planner=by, split=split), cluster
 
 
 def _with_memory(cluster: Cluster, part: float) -> Cluster:
@@ -192,10 +197,18 @@ def _planned(form: Graph, whole: Graph, cluster: Cluster, options: PlanOptions, 
     if options.planner == AUTO:
         found = plan_auto(form, cluster, options, descriptions, time_is_up=lambda: time.perf_counter() > deadline)
         plan = found.plan
+    elif options.planner == "single":
+        found, plan = None, _where_it_fits(form, cluster, descriptions)
     else:
         found, plan = None, make_plan(form, cluster, options, descriptions)
     compiled = compile_plan(plan, descriptions, options.transfer_dtype, dictionary_devices_of(cluster, options.input_values))
     return Forecast(compiled, descriptions, found, whole)
+
+
+def _where_it_fits(graph: Graph, cluster: Cluster, descriptions: Descriptions) -> Plan:
+    """Put the model whole on the node with the largest share of those with room for it; if there is none, of all."""
+    plans, pieces = whole_plans(graph, cluster), Pieces(graph, descriptions)
+    return next((plan for plan in plans if not overfull(cluster, program_bytes(build_direct(plan, pieces)))), plans[0])
 
 
 def _worth(forecast: Forecast) -> tuple[int, float]:

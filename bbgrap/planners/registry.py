@@ -50,6 +50,9 @@ PLANNERS: Mapping[str, Planner] = {
     "pipeline": plan_pipeline,
 }
 
+SPLITTING = ("bbgrap", "fewer-exchanges")
+"""Those that cut along `options.split`."""
+
 AUTO = "auto"
 """The planner that searches (`bbgrap.auto`): it needs programs and a clock, so it lives above."""
 

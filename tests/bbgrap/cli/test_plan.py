@@ -71,6 +71,14 @@ def test_where_no_node_holds_the_model_none_is_compared_with(run, tmp_path):
     assert "zoo:tiny over 2 nodes; no single node has room" in run(*args, "bbgrap,fewer-exchanges").stdout
 
 
+def test_what_replaces_a_plan_that_does_not_fit_is_named(run, tmp_path):
+    file = tmp_path / "cluster.yaml"
+    file.write_text("nodes: [{name: a, memory: 230kB}, {name: b, memory: 230kB}]")
+    (said,) = (line for line in run("plan", "zoo:tiny", "--cluster", file, "--planner", "tofu").stderr.splitlines() if "fit" in line)
+    assert said.startswith("does not fit, planned otherwise: planner 'tofu': node 'a' needs ")
+    assert said.endswith("; planned instead: planner 'bbgrap', split by channels")
+
+
 def test_a_figure_without_its_unit_is_doubted(run, tmp_path):
     file = tmp_path / "cluster.yaml"
     file.write_text("nodes:\n  - {name: a, work: {conv3x3: 100}, links: {b: {bandwidth: 1Gbps, round_trip: 1ms}}}\n  - name: b\n")

@@ -15,8 +15,11 @@ from bbgrap.zoo import materialize
 SHAPES = {"input": (1, 3, 224, 224)}
 
 
-def nodes(count: int, megabytes: int) -> Cluster:
-    return Cluster(tuple(NodeProfile(f"node{n}", memory_bytes=megabytes * 1_000_000) for n in range(count)))
+TINY = {"input": (1, 3, 32, 32)}
+
+
+def nodes(count: int, megabytes: float) -> Cluster:
+    return Cluster(tuple(NodeProfile(f"node{n}", memory_bytes=round(megabytes * 1_000_000)) for n in range(count)))
 
 
 def test_room_enough_keeps_the_split() -> None:
@@ -30,6 +33,22 @@ def test_a_plan_that_does_not_fit_gives_way_to_one_that_divides_the_weights() ->
     assert "needs" in prepared.report["changed"][0]
     assert max(prepared.report["memory_bytes"].values()) <= 60e6
     assert max(device.weight_bytes for device in prepared.artifacts.devices) < 0.3 * 102e6
+
+
+@pytest.mark.parametrize("planner", ["pipeline", "tofu", "fused-tiles", "data-parallel"])
+def test_planners_without_a_split_give_way_to_another_one_that_is_named(planner: str) -> None:
+    (prepared,) = prepare(materialize("tiny"), TINY, nodes(2, 0.23), PlanOptions(planner))
+    assert (prepared.name, prepared.report["planner"]) == ("bbgrap", "bbgrap")
+    refused, instead = prepared.report["changed"]
+    assert refused.startswith(f"planner '{planner}': node '")
+    assert instead == "planned instead: planner 'bbgrap', split by channels"
+
+
+def test_planner_single_takes_a_node_with_room() -> None:
+    small, roomy = NodeProfile("fast", share=4, memory_bytes=230_000), NodeProfile("a", share=2, memory_bytes=8_000_000)
+    (prepared,) = prepare(materialize("tiny"), TINY, Cluster((small, NodeProfile("slow"), roomy)), PlanOptions("single"))
+    assert prepared.report["nodes_used"] == ["a"]
+    assert prepared.report["changed"] == []
 
 
 def test_a_model_that_fits_nowhere_is_refused_with_the_numbers() -> None:
