@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import takewhile
 
 from bbgrap.auto.candidates import LARGE, Candidate, Candidates
 from bbgrap.auto.evaluate import Evaluator, Score
@@ -65,7 +66,10 @@ def plan_auto(
     if len(cluster.nodes) > 1 and not evaluator.spent:
         large = len(graph.nodes) * len(cluster.nodes) > LARGE
         chosen = ingredients(candidates, LARGE_INGREDIENTS if large else INGREDIENTS)
-        mixed = [Candidate("a mixture", "mixture", tiles, evaluator.score(tiles)) for tiles in mixtures(evaluator, chosen)]
+        mixed = [
+            Candidate("a mixture", "mixture", tiles, evaluator.score(tiles))
+            for tiles in takewhile(lambda _: not evaluator.is_late, mixtures(evaluator, chosen))
+        ]
         starts = sorted([*mixed, *starts], key=lambda candidate: candidate.score)[:STARTS]
         ended = [(improve(evaluator, start.tiles, start.score, chosen), start) for start in starts]
         best, start = min(ended, key=lambda pair: pair[0].score)

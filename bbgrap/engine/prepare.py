@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -26,7 +26,7 @@ from bbgrap.graph import Graph
 from bbgrap.graph.dynamic_ranges import form_with, forms_of
 from bbgrap.planners.bbgrap import all_descriptions
 from bbgrap.planners.layers import Descriptions
-from bbgrap.planners.options import PlanOptions, Split
+from bbgrap.planners.options import BUSY, PlanOptions, Split
 from bbgrap.planners.pieces import Pieces
 from bbgrap.planners.plan import Plan, Tile, verify_plan
 from bbgrap.planners.registry import AUTO, SPLITTING, make_plan
@@ -183,19 +183,18 @@ def plan_graph(graph: Graph, cluster: Cluster, options: PlanOptions) -> tuple[Fo
     gc.disable()  # planning makes many small values and no cycles: looking for garbage among them would take half of the time
     try:
         forms = forms_of(graph) if len(cluster.nodes) > 1 and options.planner != "single" else (graph,)
-        deadlines = [start + options.search_seconds * number / len(forms) for number in range(1, len(forms) + 1)]
-        planned = [_planned(form, graph, cluster, options, deadline) for form, deadline in zip(forms, deadlines, strict=True)]
+        planned = [_planned(form, graph, cluster, options, options.search_seconds / len(forms)) for form in forms]
     finally:
         if collecting:
             gc.enable()
     return min(planned, key=_worth), time.perf_counter() - start
 
 
-def _planned(form: Graph, whole: Graph, cluster: Cluster, options: PlanOptions, deadline: float) -> Forecast:
-    """Plan one form of a model; `deadline` is by `time.perf_counter`."""
+def _planned(form: Graph, whole: Graph, cluster: Cluster, options: PlanOptions, search_s: float) -> Forecast:
+    """Plan one form of a model."""
     descriptions = all_descriptions(form)
     if options.planner == AUTO:
-        found = plan_auto(form, cluster, options, descriptions, time_is_up=lambda: time.perf_counter() > deadline)
+        found = plan_auto(form, cluster, options, descriptions, time_is_up=_after(search_s))
         plan = found.plan
     elif options.planner == "single":
         found, plan = None, _where_it_fits(form, cluster, descriptions)
@@ -203,6 +202,15 @@ def _planned(form: Graph, whole: Graph, cluster: Cluster, options: PlanOptions, 
         found, plan = None, make_plan(form, cluster, options, descriptions)
     compiled = compile_plan(plan, descriptions, options.transfer_dtype, dictionary_devices_of(cluster, options.input_values))
     return Forecast(compiled, descriptions, found, whole)
+
+
+def _after(seconds: float) -> Callable[[], bool]:
+    """Return what tells whether this thread has computed for so long, or `BUSY` times as long has gone by.
+
+    By the clock alone, other programs would change what is found.
+    """
+    computed, went_by = time.thread_time() + seconds, time.perf_counter() + BUSY * seconds
+    return lambda: time.thread_time() > computed or time.perf_counter() > went_by
 
 
 def _where_it_fits(graph: Graph, cluster: Cluster, descriptions: Descriptions) -> Plan:

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import chain, repeat
 
 import pytest
 from hypothesis import given, settings
@@ -280,6 +281,20 @@ def test_the_best_single_node_is_one_that_has_room() -> None:
     assert nowhere.alone is None
     assert next(explain_forecast(nowhere, PlanOptions())).endswith("; no single node has room for the whole model")
     assert nowhere.report()["predicted_single_node_ms"] is None
+
+
+def test_other_programs_on_the_processor_change_nothing_until_a_search_takes_three_times_as_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph, cluster = build("tiny"), Cluster.even(3)
+
+    def plans(by_the_clock_s: float) -> int:
+        passed = chain([0.0, 0.0], repeat(by_the_clock_s))
+        monkeypatch.setattr("time.perf_counter", lambda: next(passed))
+        monkeypatch.setattr("time.thread_time", lambda: 0.0)
+        found = plan_graph(graph, cluster, BRIEF)[0].found
+        assert found is not None
+        return found.plans
+
+    assert plans(0.0) == plans(2.9) > plans(3.1)
 
 
 def test_explanation_names_what_decides() -> None:

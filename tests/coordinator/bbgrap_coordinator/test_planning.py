@@ -252,7 +252,7 @@ def test_how_long_jobs_may_take():
     for files in ((), (ModelFile("m", "0" * 64, 10 << 30), ModelFile("n", "1" * 64, 10 << 30))):
         size_s = len(files) * 512
         assert limit_s(StartStandby(1, files)) == LEAST_LIMIT_S + size_s
-        assert limit_s(StartPlanning(1, files, SHAPES, Cluster.even(1), PlanOptions(search_seconds=20))) == LEAST_LIMIT_S + 60 + size_s
+        assert limit_s(StartPlanning(1, files, SHAPES, Cluster.even(1), PlanOptions(search_seconds=20))) == LEAST_LIMIT_S + 180 + size_s
 
 
 @pytest.mark.parametrize(
