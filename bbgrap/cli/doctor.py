@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from bbgrap.cli.input_options import FreeDimensionsError, GivenInputs
+from bbgrap.cli.option_groups import given_inputs, takes
 from bbgrap.cli.options import Coordinator, Insecure, Json, TokenFile
 from bbgrap.cli.output import print_json, print_result, print_sentences, step
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from bbgrap.doctor.findings import Finding
     from bbgrap.protocol.status_messages import NodeStatus
 
@@ -20,7 +21,9 @@ _SEARCH_S = 5.0
 """How long a plan is searched for, to predict what one more node would gain."""
 
 
+@takes(inputs=given_inputs)
 def doctor(
+    inputs: GivenInputs,
     model: Annotated[
         str, typer.Argument(metavar="[MODEL]", help="Say also what keeps this model from being faster on the cluster.", show_default=False)
     ] = "",
@@ -44,6 +47,8 @@ def doctor(
         bbgrap doctor --coordinator tcp://head:7070
 
         bbgrap doctor zoo:resnet50 --coordinator tcp://head:7070
+
+        bbgrap doctor text.onnx --input tokens=1x128 --coordinator tcp://head:7070
     """
     import os
     from dataclasses import asdict
@@ -59,8 +64,12 @@ def doctor(
     with step("looking at this machine"):
         here = read_here(address, cache_dir or caches / "agent", state_dir or caches / "coordinator", keys_dir or settings / "keys")
     found = list(check_here(here, is_loaded=bool(address)))
+    nodes: tuple[NodeStatus, ...] = ()
     if address and here.is_listening:
-        found += _in_cluster(address, token_file, model, insecure=insecure)
+        of_cluster, nodes = _in_cluster(address, token_file, insecure=insecure)
+        found += of_cluster
+    if model:
+        found += _about(model, inputs, nodes)
     found = in_order(found)
     if as_json:
         print_json([asdict(finding) for finding in found])
@@ -69,7 +78,8 @@ def doctor(
     raise typer.Exit(exit_code(found))
 
 
-def _in_cluster(address: str, token_file: Path | None, model: str, *, insecure: bool) -> Iterator[Finding]:
+def _in_cluster(address: str, token_file: Path | None, *, insecure: bool) -> tuple[list[Finding], tuple[NodeStatus, ...]]:
+    """Return what is wrong in a cluster, and its nodes."""
     from bbgrap.doctor.cluster_checks import ClusterFacts, check_cluster
     from bbgrap.doctor.findings import Finding
     from bbgrap.errors import BbgrapError
@@ -82,16 +92,27 @@ def _in_cluster(address: str, token_file: Path | None, model: str, *, insecure: 
             nodes = connection.nodes()
             facts = ClusterFacts(VERSION, host_of(address), connection.coordinator_version, nodes, connection.inspect())
     except BbgrapError as error:  # it listens, but refuses us, or is another program
-        yield Finding("error", "coordinator", "access", str(error), "an answer", "docs/security.md has tokens; is it a coordinator at all?")
-        return
-    yield from check_cluster(facts)
-    if model and nodes:
-        yield from _about(model, nodes)
+        advice = "docs/security.md has tokens; is it a coordinator at all?"
+        return [Finding("error", "coordinator", "access", str(error), "an answer", advice)], ()
+    return list(check_cluster(facts)), nodes
 
 
-def _about(model: str, nodes: tuple[NodeStatus, ...]) -> list[Finding]:
-    """Return what is predicted of a model on these nodes."""
-    from bbgrap.cli.models import concrete_shapes, find_model, inputs_of
+def _about(model: str, given: GivenInputs, nodes: tuple[NodeStatus, ...]) -> list[Finding]:
+    """Return what is predicted of a model on these nodes, or what is wrong with it."""
+    from bbgrap.doctor.findings import Finding
+    from bbgrap.errors import BbgrapError
+
+    try:
+        return _predicted(model, given, nodes)
+    except BbgrapError as error:
+        again = f"for example: {shlex.join(error.options)}" if isinstance(error, FreeDimensionsError) else "bbgrap inspect shows what it is"
+        return [Finding("error", model, "model", str(error), "a model that can be planned", again)]
+
+
+def _predicted(model: str, given: GivenInputs, nodes: tuple[NodeStatus, ...]) -> list[Finding]:
+    from bbgrap.cli.inputs import read_inputs
+    from bbgrap.cli.models import find_model
+    from bbgrap.doctor.findings import Finding
     from bbgrap.doctor.one_more_node import check_model, cluster_of
     from bbgrap.engine.load import load_graph
     from bbgrap.engine.prepare import fit
@@ -99,9 +120,12 @@ def _about(model: str, nodes: tuple[NodeStatus, ...]) -> list[Finding]:
     from bbgrap.planners.registry import AUTO
 
     path = find_model(model)
+    graph = load_graph(path, read_inputs(path, given).shapes)
+    if not nodes:
+        return [Finding("note", model, "prediction", "none: there are no nodes", "a cluster", "give --coordinator, and start agents")]
     options = PlanOptions(AUTO, search_seconds=_SEARCH_S)
     with step("predicting, also with one more node"):
-        forecast, _ = fit(load_graph(path, concrete_shapes(inputs_of(path))), cluster_of(nodes), options)
+        forecast, _ = fit(graph, cluster_of(nodes), options)
         return list(check_model(model, forecast, options))
 
 

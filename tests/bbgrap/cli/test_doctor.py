@@ -67,6 +67,21 @@ def test_a_model_is_told_what_one_more_node_would_gain(run, cluster, monkeypatch
     assert "ms a request over" in said["prediction"]["found"]
 
 
+def test_a_fault_of_the_model_is_one_of_the_findings(run, cluster, tmp_path, two_inputs):
+    (tmp_path / "broken.onnx").write_text("nonsense")
+    found = findings(run, tmp_path / "broken.onnx", "--coordinator", cluster.address)
+    assert ("error", str(tmp_path / "broken.onnx"), "model") in found
+    (free,) = (f for f in json.loads(run("doctor", two_inputs, "--json").stdout) if f["who"] == str(two_inputs))
+    assert (free["severity"], free["advice"]) == ("error", "for example: --input a=1x16")
+
+
+def test_a_model_without_a_cluster(run, two_inputs):
+    found = json.loads(run("doctor", two_inputs, "--input", "a=1x16", "--json").stdout)
+    (said,) = (finding for finding in found if finding["who"] == str(two_inputs))
+    assert (said["severity"], said["found"]) == ("note", "none: there are no nodes")
+    assert "--coordinator" in said["advice"]
+
+
 def test_an_agent_that_advertises_an_address_where_nobody_is(run, cluster, cache):
     command = ["bbgrap-agent", "--join", cluster.address, "--name", "lost", "--advertise", "240.0.0.1", "--cache-dir", cache / "agent"]
     with subprocess.Popen(command, env=os.environ, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as agent:
