@@ -16,6 +16,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol, TextIO
 
+from bbgrap.report.printable import printable
+
 _REWRITE = "\r\x1b[2K"
 """Back to the first column, and clear the line."""
 
@@ -28,7 +30,7 @@ _PIPE_WIDTH = 140
 
 def print_result(text: str = "") -> None:
     """Print a line of the result."""
-    sys.stdout.write(f"{text}\n")
+    sys.stdout.write(f"{_shown(text)}\n")
 
 
 def print_json(value: object) -> None:
@@ -48,8 +50,14 @@ def say(text: str) -> None:
     sys.stderr.flush()
 
 
+def _shown(text: str) -> str:
+    """Return text without what a terminal would obey: names come from models and from the network."""
+    return printable(text, also="\n\t")
+
+
 def _wrapped(text: str, stream: TextIO) -> str:
     """Return lines that break between words where a terminal would break them anywhere; elsewhere, as they are."""
+    text = _shown(text)
     if not stream.isatty():
         return text
     width = shutil.get_terminal_size().columns
@@ -118,6 +126,7 @@ class StepProgress:
         sys.stderr.flush()
 
     def _show(self, text: str) -> None:
+        text = _shown(text)
         if self._rewrites:
             text = f"{_REWRITE}{text}"
         else:
@@ -154,7 +163,7 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[object]], *, tit
     table = Table(box=None, pad_edge=False, header_style="bold")
     for number, column in enumerate(columns):
         numeric = all(row[number] is None or isinstance(row[number], (int, float)) for row in rows)
-        table.add_column(column, justify="right" if numeric else "left", overflow="fold")
+        table.add_column(printable(column), justify="right" if numeric else "left", overflow="fold")
     for row in rows:
         table.add_row(*(_cell(value) for value in row))
     Console(file=sys.stdout, width=None if sys.stdout.isatty() else _PIPE_WIDTH, markup=False, highlight=False).print(table)
@@ -179,4 +188,4 @@ def _cell(value: object) -> str:
         case float():
             return f"{value:.3g}" if abs(value) < 0.01 else f"{value:,.2f}"
         case _:
-            return str(value)
+            return printable(str(value))

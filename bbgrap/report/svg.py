@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from html import escape
 
+from bbgrap.report.printable import printable
+
 LIGHT = """
   --page: #ffffff; --ink: #1d2530; --soft: #5b6675; --line: #dfe3e8; --band: #f4f6f8;
   --compute: #3f78c3; --send: #d9822b; --receive: #2f9d72; --wait: #c5ccd5;
@@ -46,8 +48,7 @@ svg.bbgrap .span:hover, svg.bbgrap .tile:hover { filter: brightness(1.15); }
 
 def text(value: object) -> str:
     """Return a value as the text of an element or attribute; what XML cannot hold is replaced."""
-    clean = "".join(letter if letter.isprintable() else "\ufffd" for letter in str(value))
-    return escape(clean, quote=True)
+    return escape(printable(str(value)), quote=True)
 
 
 def number(value: float) -> str:

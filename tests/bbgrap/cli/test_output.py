@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from bbgrap.cli.output import print_json, print_table, report_error, say, step
+from bbgrap.cli.output import print_json, print_result, print_sentences, print_table, report_error, say, step
 
 
 def test_steps_where_lines_cannot_be_rewritten(capsys):
@@ -25,6 +25,21 @@ def test_a_step_that_fails_ends_its_line(capsys):
         raise KeyError
     report_error("it failed\nthe end\nof its log")
     assert capsys.readouterr().err.splitlines() == ["reading ...", "bbgrap: it failed", "    the end", "    of its log"]
+
+
+def test_a_name_that_a_terminal_would_obey_is_only_shown(capsys):
+    name, shown = "A\x1b[31mRED\x1b]0;pwn\x07\x9b1m", "A\ufffd[31mRED\ufffd]0;pwn\ufffd\ufffd1m"
+    print_result(f"one\n\ttwo {name}")
+    print_sentences(name)
+    print_table((name, "b"), [(name, 1)], title=name)
+    say(name)
+    with step(name):
+        report_error(name)
+    said = capsys.readouterr()
+    assert f"one\n\ttwo {shown}\n" in said.out
+    for text, times in ((said.out, 5), (said.err, 4)):
+        assert text.count(shown) == times
+        assert not set("\x1b\x07\x9b") & set(text)
 
 
 class Terminal(io.StringIO):
