@@ -156,12 +156,14 @@ def parse_numbers(option: str, text: str, *, above_0: bool) -> tuple[float, ...]
     """Return the numbers of `2,1,1`; none of an empty text.
 
     Raises:
-        UsageError: if one of them is no number, or none above 0 where it should be.
+        UsageError: if one of them is no number, or out of bounds.
     """
+    from bbgrap.cluster.units import LARGEST, LEAST  # with numpy, which `--help` can do without
+
     try:
         numbers = tuple(float(part) for part in text.split(",")) if text else ()
     except ValueError:
         numbers = (math.nan,)
-    if not all(math.isfinite(number) and (number > 0 or not above_0) for number in numbers):
-        raise UsageError(f"{option}: expected numbers{' above 0' * above_0}, like 2,1,1, got '{text}'")
+    if not all(abs(number) <= LARGEST and (number >= LEAST or not above_0) for number in numbers):
+        raise UsageError(f"{option}: expected numbers {f'from {LEAST:g}' if above_0 else 'up'} to {LARGEST:g}, like 2,1,1, got '{text}'")
     return numbers

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bbgrap.cli.options import Threads
+from bbgrap.cli.options import MAX_AGENTS, Threads
 from bbgrap.cli.output import print_result, say, step
 from bbgrap.errors import ClusterUnavailableError
 
@@ -17,7 +17,7 @@ _LOOK_EVERY_S = 0.5
 
 
 def local(
-    agents: Annotated[int, typer.Option(min=1, help="How many agents.")] = 2,
+    agents: Annotated[int, typer.Option(min=1, max=MAX_AGENTS, help="How many agents.")] = 2,
     threads: Threads = 1,
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port of the coordinator; 0: a free one.")] = 0,
 ) -> None:

@@ -7,7 +7,9 @@ unavailable, 4 no access. `--debug`, before or after the command, shows the trac
 from __future__ import annotations
 
 import errno
+import io
 import shlex
+import sys
 from typing import Annotated
 
 import typer
@@ -133,6 +135,8 @@ app.add_typer(token.app, name="token")
 
 
 def run() -> None:
-    """Start the command line."""
+    """Start the command line; what stdout's encoding does not have is written as its number."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
     with whole_words():
         app(prog_name="bbgrap")

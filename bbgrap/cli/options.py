@@ -25,9 +25,14 @@ Model = Annotated[
         autocompletion=completion.models,
     ),
 ]
-Agents = Annotated[int | None, typer.Option(min=1, help="Plan for this many equal nodes.", show_default=False)]
+
+MAX_AGENTS = 256
+"""Chosen: clusters are of some tens of nodes; with thousands, planning takes minutes."""
+
+Agents = Annotated[int | None, typer.Option(min=1, max=MAX_AGENTS, help="Plan for this many equal nodes.", show_default=False)]
 LocalAgents = Annotated[
-    int | None, typer.Option(min=1, help="Start a cluster of this many agents on this machine for the call.", show_default=False)
+    int | None,
+    typer.Option(min=1, max=MAX_AGENTS, help="Start a cluster of this many agents on this machine for the call.", show_default=False),
 ]
 Threads = Annotated[int, typer.Option(min=1, help="Threads of each agent that is started.")]
 ClusterFile = Annotated[Path | None, typer.Option(help="Plan for the nodes of this cluster file (YAML).", show_default=False)]
@@ -110,7 +115,7 @@ TokenFile = Annotated[
 Insecure = Annotated[
     bool, typer.Option("--insecure", help="For a coordinator that runs with --insecure: nobody is known, nothing encrypted.")
 ]
-Seed = Annotated[int, typer.Option(help="Seed of the random inputs.")]
+Seed = Annotated[int, typer.Option(min=0, help="Seed of the random inputs.")]
 
 
 def offline_cluster(agents: int | None, file: Path | None, shares: str, options: PlanOptions) -> Cluster:

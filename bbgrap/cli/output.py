@@ -34,8 +34,13 @@ def print_result(text: str = "") -> None:
 
 
 def print_json(value: object) -> None:
-    """Print a value as JSON, alone on stdout."""
-    sys.stdout.write(json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+    """Print a value as JSON, alone on stdout; in ASCII where its encoding lacks a letter."""
+    text = json.dumps(value, indent=2, ensure_ascii=False)
+    try:
+        text.encode(sys.stdout.encoding or "utf-8")
+    except UnicodeEncodeError:
+        text = json.dumps(value, indent=2)
+    sys.stdout.write(text + "\n")
 
 
 def print_sentences(text: str) -> None:

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import yaml
 
-from bbgrap.cluster.units import parse_quantity
+from bbgrap.cluster.units import LARGEST, LEAST, parse_quantity
 from bbgrap.errors import ClusterFileError
 
 _Item = TypeVar("_Item")
@@ -116,9 +116,10 @@ class Document:
             except ValueError as error:
                 expected = str(error)
             else:
-                if value >= 0 if above is None else value > above:
+                if (value >= 0 if above is None else value >= max(above, LEAST)) and value <= LARGEST:
                     return value
                 expected = "a number that is not negative" if above is None else f"a number above {above:g}"
+                expected = f"a number from {LEAST:g} to {LARGEST:g}" if value > 0 else expected
         self.fault(node, f"{who}: expected {expected}, got {shown(node)}")
         return 1.0
 

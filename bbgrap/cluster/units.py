@@ -39,6 +39,9 @@ TIMES: Mapping[str, float] = {"s": 1, "ms": 1e-3, "us": 1e-6}
 """Units of time, in seconds."""
 
 
+LEAST, LARGEST = 1e-12, 1e18
+"""Of what people write, but 0: with such numbers nothing becomes infinite, nor 0. Chosen."""
+
 _ALIASES = (("FLOPS", "FLOP/s"), ("bps", "bit/s"))
 """How units end that others write, and what they are called here."""
 

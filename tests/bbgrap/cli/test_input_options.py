@@ -86,8 +86,8 @@ def test_sizes_and_numbers():
     for text in ("640", "0x5", "axb", "1x2x3", "70000x1"):
         with pytest.raises(UsageError, match=f"--size: expected width and height in pixels, like 640x480, got '{text}'"):
             parse_size(text)
-    for text in ("0", "nan", "a", "1,,2"):
-        with pytest.raises(UsageError, match=f"--std: expected numbers above 0, like 2,1,1, got '{text}'"):
+    for text in ("0", "nan", "inf", "a", "1,,2", "1e308,1e308", "1e-320,1"):
+        with pytest.raises(UsageError, match=rf"--std: expected numbers from 1e-12 to 1e\+18, like 2,1,1, got '{text}'"):
             parse_numbers("--std", text, above_0=True)
 
 

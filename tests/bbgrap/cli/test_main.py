@@ -1,3 +1,5 @@
+import json
+import os
 import platform
 import subprocess
 import sys
@@ -158,6 +160,32 @@ def test_the_installed_command_reports_in_one_line(tmp_path):
     assert done.returncode == 1
     assert done.stdout == ""
     assert done.stderr.splitlines()[-1] == "bbgrap: model 'nothing.onnx': cannot be read: No such file or directory"
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_an_encoding_that_lacks_letters_of_a_name(tmp_path, as_json):
+    (tmp_path / "c.yaml").write_text("nodes: [{name: größte}, {name: b}]", encoding="utf-8")
+    command = ["bbgrap", "plan", "zoo:tiny", "--cluster", "c.yaml", "--planner", "single", "--explain", *["--json"][: int(as_json)]]
+    surroundings = {**os.environ, "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"}
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=surroundings)
+    assert (done.returncode, "fault" in done.stderr) == (0, False)
+    if as_json:
+        assert json.loads(done.stdout)["agents"] == ["größte", "b"]
+    else:
+        assert "over 2 nodes: gr\\xf6\\xdfte, b" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (("simulate", "zoo:tiny", "--agents", 2, "--seed", -1), "'--seed': Input should be greater than or equal to 0"),
+        (("plan", "zoo:tiny", "--agents", 100_000_000), "'--agents': Input should be less than or equal to 256"),
+        (("plan", "zoo:tiny", "--shares", "1e308,1e308"), "--shares: expected numbers from 1e-12 to 1e+18"),
+    ],
+)
+def test_figures_that_are_out_of_bounds(run, args, said):
+    result = run(*args)
+    assert (result.exit_code, said in " ".join(result.stderr.replace("│", " ").split())) == (2, True), result.stderr
 
 
 def test_a_reader_that_goes_away_is_no_error():

@@ -338,9 +338,11 @@ def test_profiles_alone_keep_all_links(cluster):
         ("name: a\ncores: " + "9" * 5000, "expected a whole number"),
         ("name: a\nmemory: 1e308TiB", "expected a number, or one with a unit"),
         ("name: a\nmemory: 1e400", "expected a number, or one with a unit"),
+        ("name: a\nwork: {conv3x3: 1e-300}", "work 'conv3x3': expected a number from 1e-12 to 1e.18, got '1e-300'"),
+        ("name: a\nshare: 1e308", "'share': expected a number from 1e-12 to 1e.18, got '1e308'"),
         ("name: " + "a" * (4 << 20), "expected at most 4194304 bytes"),
     ],
-    ids=["digits", "infinite with its unit", "infinite", "size"],
+    ids=["digits", "infinite with its unit", "infinite", "next to nothing", "next to infinite", "size"],
 )
 def test_numbers_and_files_beyond_measure_are_faults(tmp_path, content, said):
     path = tmp_path / "node.yaml"
