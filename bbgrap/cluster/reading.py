@@ -18,6 +18,10 @@ NODE_KEYS = ("name", "share", "group", "machine", "cores", "threads", "memory", 
 SPEED_UNITS: Mapping[str, Mapping[str, float]] = {"flops": FLOPS, "weights": RATES, "maps": RATES, "overhead": TIMES}
 
 
+_LEAST_MEMORY = 64 << 10
+"""Bytes. Chosen: with less a unit is missing, and 0 would be as good as no limit."""
+
+
 @dataclass(frozen=True)
 class _Seen:
     """What of a node is compared with the rest of the file, and where it stands, even if the node has faults."""
@@ -109,7 +113,7 @@ class ClusterDocument(WiringDocument):
             self._optional(entries, "share", who, {}, default=1.0, above=0),
             self.count(entries["cores"], f"{who}: 'cores'") if "cores" in entries else 0,
             self.count(entries["threads"], f"{who}: 'threads'") if "threads" in entries else 0,
-            round(self._optional(entries, "memory", who, SIZES)),
+            self._memory(entries["memory"], f"{who}: 'memory'") if "memory" in entries else 0,
             self._optional(entries, "memory_bandwidth", who, RATES),
             self.each(entries.get("kernels"), f"{who}: 'kernels'", lambda kind, item: self._kernel(kind, item, who)),
             self.each(entries.get("links"), f"{who}: 'links'", lambda peer, item: self._link_to(peer, item, who)),
@@ -131,6 +135,12 @@ class ClusterDocument(WiringDocument):
         above: float | None = None,
     ) -> float:
         return self.number(entries[key], f"{who}: '{key}'", units, above) if key in entries else default
+
+    def _memory(self, root: yaml.Node, who: str) -> int:
+        before, size = len(self.faults), round(self.number(root, who, SIZES, None))
+        if len(self.faults) == before and size < _LEAST_MEMORY:
+            self.fault(root, f"{who}: expected at least 64KiB, with a unit, like 8GiB, got {shown(root)}; leave it out if it is not known")
+        return size
 
     def _kernel(self, kind: str, item: yaml.Node, who: str) -> KernelRate:
         return KernelRate(kind, self.number(item, f"{who}: kernel '{kind}'", {}, 0))

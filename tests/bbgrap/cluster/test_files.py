@@ -51,7 +51,7 @@ def nodes(draw, name, peers, groups):
         draw(positive),
         draw(st.integers(0, 512)),
         draw(st.integers(0, 512)),
-        draw(st.integers(0, 1 << 50)),
+        draw(st.just(0) | st.integers(64 << 10, 1 << 50)),
         draw(st.just(0.0) | positive),
         tuple(KernelRate(kind, draw(positive)) for kind in kinds),
         tuple(LinkProfile(peer, draw(positive), draw(st.floats(0, 10, allow_subnormal=False))) for peer in linked),
@@ -348,6 +348,16 @@ def test_numbers_and_files_beyond_measure_are_faults(tmp_path, content, said):
     path = tmp_path / "node.yaml"
     path.write_text(content)
     with pytest.raises(ClusterFileError, match=said):
+        read_profile(path)
+
+
+@pytest.mark.parametrize("size", ["0", "0.4", "8", "16384", "1kB"])
+def test_memory_that_nothing_fits_in_lacks_its_unit(tmp_path, size):
+    path = tmp_path / "node.yaml"
+    path.write_text(f"name: a\nmemory: {size}\n")
+    with pytest.raises(
+        ClusterFileError, match=f"line 2: node 'a': 'memory': expected at least 64KiB, with a unit, like 8GiB, got '{size}';"
+    ):
         read_profile(path)
 
 
