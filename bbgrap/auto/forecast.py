@@ -162,6 +162,7 @@ def _ms(seconds: float) -> float:
 
 
 def _one_more(cluster: Cluster, fastest: int) -> Cluster:
+    """Return a cluster with one more node that has the links of the fastest one; between the two it is as between that and its nearest."""
     best = cluster.nodes[fastest]
     name = next(
         name for name in (f"one more {number}" for number in range(len(cluster.nodes) + 1)) if all(name != n.name for n in cluster.nodes)
@@ -172,7 +173,9 @@ def _one_more(cluster: Cluster, fastest: int) -> Cluster:
         for wire in wires
         if best.name in wire.ends
     ]
-    return Cluster((*cluster.nodes, replace(best, name=name)), replace(cluster.network, wiring=Wiring((*wires, *like))))
+    nearest = [replace(max(best.links, key=lambda link: link.bandwidth_bytes_per_s), peer=best.name)] if best.links else []
+    more = replace(best, name=name, links=(*best.links, *nearest))
+    return Cluster((*cluster.nodes, more), replace(cluster.network, wiring=Wiring((*wires, *like))))
 
 
 def _faster(cluster: Cluster) -> Cluster:

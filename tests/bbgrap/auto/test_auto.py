@@ -156,6 +156,17 @@ def test_one_more_node_is_wired_as_the_best_one_and_faster_links_are_faster_wire
     assert max(changes) <= forecast.alone[1] * (1 + 1e-9)
 
 
+def test_one_more_node_is_as_near_to_the_one_that_it_is_like_as_others_are() -> None:
+    """Else a third node would be predicted to gain less than where the network says the same of all links."""
+    quick = [LinkProfile(peer, 1.25e9, 6e-5) for peer in ("node0", "node1", "coordinator")]
+    graph, slow = build("unet"), Network(Link(1e6, 1e-2))
+    measured = Cluster(tuple(NodeProfile(f"node{n}", links=tuple(k for k in quick if k.peer != f"node{n}")) for n in range(2)), slow)
+    declared = Cluster(Cluster.even(2).nodes, Network(Link(1.25e9, 3e-5)))
+    forecasts = [plan_graph(graph, cluster, PlanOptions())[0] for cluster in (measured, declared)]
+    one, other = (next(seconds for _, seconds in forecast.what_if(BRIEF)) for forecast in forecasts)
+    assert one == pytest.approx(other)
+
+
 @pytest.mark.broad
 def test_a_node_with_a_slow_link_to_the_coordinator_gets_less() -> None:
     graph = build("unet")
