@@ -23,6 +23,14 @@ from bbgrap.runtime.schedule import LocalJoin, LocalPart, LocalReceive, LocalRun
 
 _HOST = "coordinator"
 
+_INDEX, _PLAN = "index.json", "plan.json"
+
+_TAKEN = (_HOST, _INDEX, _PLAN)
+"""What lies beside the folders of the nodes."""
+
+_LONGEST = 100
+"""Letters of a folder's name. Chosen: file systems take 255, and some less of a whole path."""
+
 _MEANING = {
     "nodes": "one folder per node; 'coordinator' computes nothing: it holds the model's inputs and needs its outputs",
     "steps": "executed in order; a node waits only at 'receive'",
@@ -77,8 +85,8 @@ def write_bundle(program: Program, names: Sequence[str], report: dict[str, Any],
         "meaning": _MEANING,
         "nodes": nodes,
     }
-    _write_json(folder / "plan.json", report)
-    _write_json(folder / "index.json", index)
+    _write_json(folder / _PLAN, report)
+    _write_json(folder / _INDEX, index)
     return index
 
 
@@ -118,8 +126,8 @@ def _part(part: LocalPart) -> dict[str, Any]:
 
 def _folder_names(names: Sequence[str]) -> list[str]:
     """Return a folder name per node: its own, as far as every file system allows it."""
-    plain = [re.sub(r"[^A-Za-z0-9_.-]", "_", name).lstrip(".") for name in names]
-    clash = len({name.lower() for name in (*plain, _HOST)}) != len(names) + 1
+    plain = [re.sub(r"[^A-Za-z0-9_.-]", "_", name).lstrip(".")[:_LONGEST] for name in names]
+    clash = len({name.lower() for name in (*plain, *_TAKEN)}) != len(names) + len(_TAKEN)
     return [f"{number}-{name}" for number, name in enumerate(plain)] if clash or "" in plain else plain
 
 

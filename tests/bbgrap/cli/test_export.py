@@ -95,6 +95,17 @@ def test_folders_of_nodes_with_names_that_are_no_file_names(run_json, tmp_path):
     assert [node["folder"] for node in index["nodes"]] == ["0-a_b", "1-A_b", "2-", "coordinator"]
 
 
+@pytest.mark.parametrize("names", [["index.json", "Plan.json"], ["n" * 300, "b"], ["n" * 300, "n" * 301]])
+def test_names_of_nodes_that_folders_cannot_have(run_json, tmp_path, names):
+    file, parts = tmp_path / "cluster.yaml", tmp_path / "parts"
+    file.write_text(f"nodes: [{{name: {names[0]}}}, {{name: {names[1]}}}]")
+    index = run_json("export", "zoo:tiny", "--cluster", file, "--output", parts)
+    assert [node["name"] for node in index["nodes"]] == [*names, "coordinator"]
+    folders = {node["folder"] for node in index["nodes"]}
+    assert {path.name for path in parts.iterdir()} == {"index.json", "plan.json", *folders}
+    assert len(folders) == 3
+
+
 @pytest.mark.parametrize("there", ["file", "full"])
 def test_nothing_is_overwritten(run, tmp_path, there):
     (tmp_path / "file").write_text("precious")
