@@ -14,6 +14,7 @@ import textwrap
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Protocol, TextIO
 
 from bbgrap.report.printable import printable
@@ -41,6 +42,19 @@ def print_json(value: object) -> None:
     except UnicodeEncodeError:
         text = json.dumps(value, indent=2)
     sys.stdout.write(text + "\n")
+
+
+def check_writable(path: Path | None) -> None:
+    """Make sure that a file can be written, before anything slow is done.
+
+    Raises:
+        OSError: if it cannot.
+    """
+    if path is not None:
+        is_new = not path.exists()
+        path.open("a").close()
+        if is_new:
+            path.unlink()
 
 
 def print_sentences(text: str) -> None:

@@ -10,7 +10,7 @@ import typer
 
 from bbgrap.cli.option_groups import OfflineRequest, offline_requests, takes
 from bbgrap.cli.options import Json
-from bbgrap.cli.output import before_and_after, print_json, print_result, print_table, say
+from bbgrap.cli.output import before_and_after, check_writable, print_json, print_result, print_table, say
 
 
 @takes(requests=offline_requests)
@@ -54,6 +54,7 @@ def plan(
             raise UsageError("--explain and --output: they take one plan; name one planner")
         _compare(requests, state, as_json=as_json)
         return
+    check_writable(output)
     request = requests[0]
     planned = plan_offline(request, state)
     if output is not None:

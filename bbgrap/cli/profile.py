@@ -11,7 +11,7 @@ import typer
 
 from bbgrap.cli.completion import nodes
 from bbgrap.cli.options import Coordinator, Insecure, Json, TokenFile
-from bbgrap.cli.output import print_json, print_result, print_table, say, step
+from bbgrap.cli.output import check_writable, print_json, print_result, print_table, say, step
 
 if TYPE_CHECKING:
     from bbgrap.cluster import NodeProfile
@@ -47,6 +47,7 @@ def profile(
     """
     if context.invoked_subcommand is not None:
         return
+    check_writable(output)
     from dataclasses import asdict
 
     from bbgrap.cli.clusters import open_cluster

@@ -145,6 +145,11 @@ def test_a_file_that_cannot_be_written(run, tmp_path):
     result = run("plan", "zoo:tiny", "--agents", 2, "--output", tmp_path / "no" / "plan.json")
     assert result.exit_code == 1
     assert "No such file or directory" in last_line(result)
+    assert "planning" not in result.stderr, "it is said before the search"
+    (tmp_path / "there.json").write_text("precious")
+    for name in ("new.json", "there.json"):
+        assert run("plan", "nothing.onnx", "--agents", 2, "--output", tmp_path / name).exit_code == 1
+    assert [path.read_text() for path in tmp_path.iterdir()] == ["precious"]
 
 
 @pytest.mark.parametrize("place", [0, 1, 4])
