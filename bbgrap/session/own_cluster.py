@@ -48,10 +48,12 @@ class OwnCluster(ABC):
     def close(self) -> None:
         """End the cluster."""
         connection, self._connection = self._connection, None
-        if connection is not None:
-            which_cluster.leave(connection)
-            connection.close()
-        self.end()
+        try:
+            if connection is not None:
+                which_cluster.leave(connection)
+                connection.close()
+        finally:
+            self.end()
 
     def __enter__(self) -> Self:
         which_cluster.enter(self.connection)

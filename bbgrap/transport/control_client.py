@@ -11,7 +11,7 @@ from typing import Self
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
-from bbgrap.errors import ClusterUnavailableError, RemoteProtocolError, UsageError
+from bbgrap.errors import AccessError, ClusterUnavailableError, RemoteProtocolError, UsageError
 from bbgrap.protocol.addresses import split_address
 from bbgrap.protocol.messages import BytesLike
 from bbgrap.transport import frame_pieces
@@ -46,7 +46,7 @@ class ControlClient:
         self._session = secrets.token_bytes(SESSION_BYTES)
         self._find_lock = find_lock
         self._closed_before_sure = closed_before_sure
-        self.lock: ClientLock | None = None
+        self.lock: ClientLock | None = find_lock()
         self.address = address
         self.channel: Channel | None = None
         self._broken = False
@@ -68,7 +68,6 @@ class ControlClient:
             self.channel = None
 
     def _open(self) -> zmq.Socket[bytes]:
-        self.lock = self._find_lock()
         socket = self._context.socket(zmq.DEALER)
         set_limits(socket)
         if self.lock is not None:
@@ -114,10 +113,17 @@ class ControlClient:
 
     def has_new_lock(self) -> bool:
         """Whether the keys are others than those of this connection: a token was replaced."""
-        return self._find_lock() != self.lock
+        return self._lock_now() != self.lock
+
+    def _lock_now(self) -> ClientLock | None:
+        try:
+            return self._find_lock()
+        except AccessError:  # a coordinator on this machine takes its token with it, and brings it back
+            return self.lock
 
     def reopen(self) -> None:
-        """Replace the connection; what was queued is lost."""
+        """Replace the connection, with the keys that there are now, or those of before while there are none; what was queued is lost."""
+        self.lock = self._lock_now()
         self._leave_channel()
         self._close(self.socket, 0)
         self.socket = self._open()

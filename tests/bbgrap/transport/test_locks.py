@@ -6,6 +6,7 @@ import time
 import pytest
 import zmq
 
+from bbgrap.errors import AccessError
 from bbgrap.protocol.tokens import Token
 from bbgrap.transport.control_client import ControlClient
 from bbgrap.transport.control_server import ControlServer, key_of
@@ -71,6 +72,23 @@ def test_a_peer_is_its_key_and_the_number_it_gave_itself(house):
     client.reopen()
     client.send([b"again"])
     assert until(house.server.receive)[0] == identity
+
+
+def test_a_connection_keeps_its_keys_while_none_are_found(house):
+    """The token of a coordinator on this machine goes with it."""
+    client, pair = house.client()
+    there = client._find_lock
+
+    def gone():
+        raise AccessError("there is no token")
+
+    client._find_lock = gone
+    client.reopen()
+    assert not client.has_new_lock()
+    client.send([b"I"])
+    assert key_of(until(house.server.receive)[0]) == pair.public
+    client._find_lock = there
+    assert not client.has_new_lock()
 
 
 def test_nobody_speaks_or_hears_under_the_key_of_another(house):

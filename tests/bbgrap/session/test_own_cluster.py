@@ -1,0 +1,35 @@
+"""What clusters of a program's own have in common."""
+
+import pytest
+
+from bbgrap.session.own_cluster import OwnCluster
+
+
+class BrokenConnection:
+    """Cannot be closed."""
+
+    def close(self):
+        raise OSError("the connection is broken")
+
+
+class PlayedCluster(OwnCluster):
+    """A cluster of nothing."""
+
+    def __init__(self):
+        self._connection, self.ended = BrokenConnection(), False
+
+    def kill(self, name):
+        raise NotImplementedError
+
+    def log(self, name, lines=20):
+        raise NotImplementedError
+
+    def end(self):
+        self.ended = True
+
+
+def test_what_was_started_ends_even_if_its_connection_cannot_be_closed():
+    cluster = PlayedCluster()
+    with pytest.raises(OSError, match="is broken"), cluster:
+        pass
+    assert cluster.ended
