@@ -153,8 +153,9 @@ class LocalCluster(OwnCluster):
 
     def _start(self, name: str, command: Sequence[str]) -> None:
         with (self.logs / f"{name}.log").open("ab") as log:
+            # Ctrl-C is for this process, which then ends them, or goes on with them.
             self.processes[name] = subprocess.Popen(
-                [sys.executable, *command], stdin=subprocess.PIPE, stdout=log, stderr=log, env=_environment()
+                [sys.executable, *command], stdin=subprocess.PIPE, stdout=log, stderr=log, env=_environment(), start_new_session=True
             )
 
     def _check_alive(self, name: str, deadline: float) -> None:

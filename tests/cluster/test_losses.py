@@ -157,15 +157,21 @@ def test_weights_are_not_sent_again(tmp_path):
 
 
 @pytest.mark.faults
-def test_children_do_not_outlive_a_killed_parent(tmp_path):
+def test_children_stay_at_ctrl_c_and_do_not_outlive_a_killed_parent(tmp_path):
     script = (
-        "import sys, time; from pathlib import Path; from bbgrap.local import LocalCluster\n"
+        "import signal, sys, time; from pathlib import Path; from bbgrap.local import LocalCluster\n"
         f"cluster = LocalCluster(1, cache_dir=Path({str(tmp_path)!r}), coordinator_command=('-m', 'tests.cluster.coordinator_process'))\n"
+        "def interrupted(*_):\n"
+        "    time.sleep(2)\n"
+        "    print(*(process.poll() for process in cluster.processes.values()), flush=True)\n"
+        "signal.signal(signal.SIGINT, interrupted)\n"
         "print(*(process.pid for process in cluster.processes.values()), flush=True); time.sleep(60)"
     )
-    parent = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
+    parent = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, start_new_session=True)
     children = [psutil.Process(int(pid)) for pid in parent.stdout.readline().split()]
     assert len(children) == 2
+    os.killpg(parent.pid, signal.SIGINT)
+    assert parent.stdout.readline() == "None None\n"
     parent.kill()
     parent.wait()
     parent.stdout.close()
