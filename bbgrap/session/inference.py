@@ -123,13 +123,13 @@ class InferenceSession(OrtSurface):
 
     def _read(self, model: OnnxModel) -> None:
         """Keep what is to be known of a model here; what onnxruntime may refuse is refused now, not by the first run."""
+        self._files = ModelFiles(self._path, model.files)
         if structure_fault(model) or has_foreign_operators(model):
             confirm_runs(self._path)
         if self._sess_options.optimized_model_filepath:
             open_session(self._path, self._sess_options, {})  # writes it
         self._name = model.name
         self._metadata = metadata_of(model)
-        self._files = ModelFiles(self._path, model.files)
         self._signature = Signature.of(with_top_outputs(model, dict(self.options.top)))
 
     # --- running --------------------------------------------------------------------------------------------------------------------

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections import deque
 from collections.abc import Callable, Sequence
+from io import BufferedReader
 from pathlib import Path
-from typing import BinaryIO
 
 from bbgrap.control.uploads import offer_digest
 from bbgrap.errors import ModelError
@@ -22,13 +23,25 @@ AHEAD = 4
 class ModelFiles:
     """A model's own file and those of its weights, beside each other.
 
-    Invariants: `_described` is empty until the model is brought for the first time, then it describes all files.
+    Invariants: `_described` is empty until the model is brought for the first time, then it describes all files; what is brought is what
+    was there at first, as `_seen` tells.
     """
 
     def __init__(self, path: Path, weight_files: Sequence[str]) -> None:
-        """Take the model's file, and the names of the others."""
-        self._folder = path.parent
+        """Take the model's file, and the names of the others.
+
+        Raises:
+            ModelError: if a weight file is not beside the model.
+        """
+        for name in weight_files:
+            if Path(name).name != name:
+                raise ModelError(
+                    f"model: its weights are in '{name}'; a cluster takes weight files that lie beside the model, not in folders"
+                )
+        self._folder = path.absolute().parent
         self._names = (path.name, *weight_files)
+        # Not the digests: large files are read once only, when they are brought.
+        self._seen = {name: _version((self._folder / name).stat()) for name in self._names}
         self._described: tuple[ModelFile, ...] = ()
 
     def bring(self, connection: Connection, left_s: Callable[[], float], on_progress: OnProgress | None = None) -> str:
@@ -37,7 +50,7 @@ class ModelFiles:
         `on_progress` hears of the bytes that are there, of those that were missing.
 
         Raises:
-            ModelError: if a weight file is not beside the model.
+            ModelError: if a file has gone or changed since the beginning.
             CallFailedError: if the coordinator does not take it.
             TimeoutError: if it takes longer than there is time.
         """
@@ -62,7 +75,7 @@ class ModelFiles:
         flying: deque[tuple[ModelChunk, int]] = deque()
         offset, complete = 0, False
         try:
-            with (self._folder / file.name).open("rb") as stream:
+            with self._open(file.name) as stream:
                 while not complete:
                     while len(flying) < AHEAD and (offset < file.size or not flying):
                         chunk = self._chunk(connection.number(), file, stream, offset)
@@ -79,7 +92,7 @@ class ModelFiles:
         finally:
             _forget(connection, flying)
 
-    def _chunk(self, number: int, file: ModelFile, stream: BinaryIO, offset: int) -> ModelChunk:
+    def _chunk(self, number: int, file: ModelFile, stream: BufferedReader, offset: int) -> ModelChunk:
         stream.seek(offset)
         content = stream.read(min(MAX_CHUNK_BYTES, file.size - offset))
         if not content and file.size:
@@ -87,12 +100,27 @@ class ModelFiles:
         return ModelChunk(number, file.digest, offset, (content,))
 
     def _describe(self, name: str) -> ModelFile:
-        if Path(name).name != name:
-            raise ModelError(f"model: its weights are in '{name}'; a cluster takes weight files that lie beside the model, not in folders")
-        path = self._folder / name
-        with path.open("rb") as stream:
+        with self._open(name) as stream:
             digest = hashlib.file_digest(stream, "sha256").hexdigest()
-        return ModelFile(name, digest, path.stat().st_size)
+            return ModelFile(name, digest, stream.tell())
+
+    def _open(self, name: str) -> BufferedReader:
+        path = self._folder / name
+        try:
+            stream = path.open("rb")
+        except OSError as error:
+            raise ModelError(
+                f"model: '{path}' cannot be read any more: {error.strerror}; it is read when a coordinator lacks it"
+            ) from error
+        if _version(os.fstat(stream.fileno())) != self._seen[name]:
+            stream.close()
+            raise ModelError(f"model: '{path}' has changed since this session was made of it; make another one")
+        return stream
+
+
+def _version(status: os.stat_result) -> tuple[int, int, int]:
+    """Return what is another after a file was written or replaced."""
+    return status.st_ino, status.st_size, status.st_mtime_ns
 
 
 def _forget(connection: Connection, flying: deque[tuple[ModelChunk, int]]) -> None:

@@ -89,11 +89,12 @@ def materialize(name: str, cache_dir: Path | None = None) -> Path:
     if not path.exists():
         try:
             directory.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryDirectory(dir=directory) as scratch:  # whoever else builds it now does the same: the last rename wins
+            with tempfile.TemporaryDirectory(dir=directory) as scratch:  # whoever else builds it now does the same
                 draft = Path(scratch) / path.name
                 graph = build(name)
                 save_graph(graph, draft, free=_FREE.get(name, free_batch)(graph))
-                draft.replace(path)
+                if not path.exists():  # of one that is replaced sessions may have been made
+                    draft.replace(path)
         except OSError as error:
             raise ModelError(f"zoo: '{path}' cannot be written: {error.strerror or error}") from None
     return path

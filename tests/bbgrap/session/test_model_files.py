@@ -1,6 +1,8 @@
 """Bringing a model's files, over a wire that loses, to the store and the offers of a real coordinator."""
 
+import time
 from collections import deque
+from pathlib import Path
 
 import pytest
 from bbgrap_coordinator.models import ModelStore
@@ -115,3 +117,41 @@ def test_only_what_is_missing_is_brought(tmp_path, content):
     for _ in range(2):
         ModelFiles(tmp_path / "net.onnx", ()).bring(coordinator, left_s)
     assert coordinator.began == -(-len(content) // MAX_CHUNK_BYTES)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda path: path.write_bytes(b"other"), "has changed since this session was made"),
+        (lambda path: path.with_name("new").replace(path), "has changed since this session was made"),
+        (lambda path: path.unlink(), "cannot be read any more: No such file or directory"),
+    ],
+)
+def test_what_is_brought_is_what_was_there_at_first(tmp_path, change, said):
+    path = tmp_path / "net.onnx"
+    for file in (path, tmp_path / "new"):
+        file.write_bytes(b"model")
+    files, twice = ModelFiles(path, ()), ModelFiles(path, ())
+    coordinator = LossyCoordinator(tmp_path / "store")
+    twice.bring(coordinator, left_s)
+    time.sleep(0.01)  # times of files are that coarse
+    change(path)
+    with pytest.raises(ModelError, match=said):
+        files.bring(coordinator, left_s)
+    with pytest.raises(ModelError, match=said):
+        twice.bring(LossyCoordinator(tmp_path / "other"), left_s)  # one that has forgotten the model
+
+
+def test_a_relative_path_is_taken_from_where_it_was_given(tmp_path, monkeypatch, content):
+    (tmp_path / "net.onnx").write_bytes(content)
+    monkeypatch.chdir(tmp_path)
+    files = ModelFiles(Path("net.onnx"), ())
+    monkeypatch.chdir("/")
+    coordinator = LossyCoordinator(tmp_path / "store")
+    files.bring(coordinator, left_s)
+    assert list(coordinator.store.stored().values()) == [len(content)]
+
+
+def test_weights_in_folders_are_refused_at_once(tmp_path):
+    with pytest.raises(ModelError, match=r"its weights are in 'sub/net.data'; a cluster takes weight files that lie beside the model"):
+        ModelFiles(tmp_path / "net.onnx", ("sub/net.data",))
