@@ -51,7 +51,7 @@ def ortvalue_of(name: str, value: Any) -> ort.OrtValue:  # noqa: ANN401 - whatev
     """
     if _code_of(name, value) == _BFLOAT16:
         return ort.OrtValue.ortvalue_from_numpy_with_onnx_type(value.view(np.uint16), _BFLOAT16)
-    return ort.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(value))
+    return ort.OrtValue.ortvalue_from_numpy(np.asarray(value, order="C"))
 
 
 def inner_value_of(name: str, value: Any) -> Any:  # noqa: ANN401 - onnxruntime ships no types

@@ -54,6 +54,17 @@ def test_arrays_are_bound_and_outputs_copied(session):
     np.testing.assert_array_equal(value.numpy(), WANTED)
 
 
+def test_a_scalar_stays_one(make):
+    total = models.model([models.node("ReduceSum", "a", "y", keepdims=0)], [models.declared("a", ["n", 3])], [models.declared("y", [])])
+    session = make(total)
+    binding = session.io_binding()
+    binding.bind_cpu_input("a", A)
+    binding.bind_output("y")
+    session.run_with_iobinding(binding)
+    for value in (*binding.get_outputs(), *session.run_with_ort_values(None, {"a": ort.OrtValue.ortvalue_from_numpy(A)})):
+        assert (value.numpy().shape, value.numpy().item()) == ((), A.sum())
+
+
 @pytest.mark.parametrize("kind", [np.float32, TensorProto.FLOAT])
 def test_memory_is_bound_by_address_and_read_and_written_by_each_run(session, kind):
     binding, first, out = session.io_binding(), A.copy(), np.zeros_like(A)
