@@ -164,6 +164,8 @@ def _checked(arg: NodeArg, value: Any, sizes: dict[str, int]) -> Array:  # noqa:
         )
     if not arg.has_rank:
         return array
+    if not arg.shape and array.size == 1:
+        return array.reshape(())  # onnxruntime takes any shape for a scalar, and exporters' examples give [1]
     fits = len(arg.shape) == array.ndim
     for dim, size in zip(arg.shape, array.shape, strict=False):
         fits = fits and (not isinstance(dim, int) or size == dim)
@@ -179,7 +181,9 @@ def _checked(arg: NodeArg, value: Any, sizes: dict[str, int]) -> Array:  # noqa:
 
 def _of_list(arg: NodeArg, value: Any) -> Array:  # noqa: ANN401 - whatever numpy makes an array of
     try:
-        return np.asarray(value) if arg.dtype is DType.STRING else np.asarray(value, arg.dtype.numpy)
-    except (TypeError, ValueError) as error:
+        array: Array = np.asarray(value, None if arg.dtype is DType.STRING else arg.dtype.numpy)
+        # What is empty has no type of its own.
+        return array if array.size else array.astype(arg.dtype.numpy)
+    except (TypeError, ValueError, OverflowError) as error:
         fault = InputError(f"input '{arg.name}': expected {arg.declared}, got a {type(value).__name__}: {error}")
         raise as_also(fault, RuntimeError) from None

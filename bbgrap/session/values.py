@@ -91,7 +91,7 @@ def _fitted_map(key: DType, item: ValueKind, value: object) -> Value:
         if key is DType.STRING:
             return {str(name): scalar(inner) for name, inner in value.items()}
         return {int(number): scalar(inner) for number, inner in value.items()}
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise _MisfitError(f"a dictionary with {error}") from None
 
 
@@ -110,7 +110,7 @@ def _fitted_tensor(kind: TensorOf, value: object) -> Value:
         raise _MisfitError(f"{_what(array)}; convert it with .astype")
     try:
         return np.asarray(value, kind.dtype.numpy)  # lists have no element type of their own
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise _MisfitError(f"{_what(value)}: {error}") from None
 
 

@@ -131,6 +131,24 @@ def test_feeds(both, feed):
     same(lambda make: make(models.add()).run(None, feed), both)
 
 
+@pytest.mark.parametrize(
+    ("kind", "given"),
+    [(TensorProto.STRING, []), (TensorProto.STRING, ["a", "b"]), (TensorProto.UINT8, [300]), (TensorProto.INT64, [2**63])],
+    ids=str,
+)
+def test_lists(both, kind, given):
+    same_thing = models.model([models.node("Identity", "a", "y")], [models.declared("a", ["n"], kind)], [models.declared("y", ["n"], kind)])
+    same(lambda make: make(same_thing).run(None, {"a": given}), both)
+
+
+@pytest.mark.parametrize("rate", [np.array(16000), np.array([16000]), np.array([[16000]]), [16000]], ids=repr)
+def test_one_number_is_a_scalar_whatever_its_rank(both, rate):
+    """As the sampling rate of a network for voices."""
+    nodes = [models.node("Cast", "rate", "r", to=TensorProto.FLOAT), models.node("Mul", "a r", "y")]
+    inputs = [models.declared("a", ["n", 3]), models.declared("rate", [], TensorProto.INT64)]
+    same(lambda make: make(models.model(nodes, inputs, [models.declared("y", ["n", 3])])).run(None, {"a": X, "rate": rate}), both)
+
+
 @pytest.mark.parametrize("names", [["y"], [], None, ["y", "y"], ["q"], ["a"], "y"], ids=str)
 def test_names_of_outputs(both, names):
     same(lambda make: make(models.add()).run(names, {"a": X, "b": X}), both)
