@@ -85,7 +85,8 @@ class CallFailedError(Exception):
 class Calls:
     """What is asked of one coordinator, over one connection.
 
-    Invariants: the socket is used by the leading thread only; `_done` holds answers that their callers have not taken yet.
+    Invariants: the socket is used by the leading thread only; `_came` holds what came for calls and their callers have not taken yet, in
+    order: news where somebody listens, then the answer. Listeners are called by the thread that waits for the call, while it leads nobody.
     """
 
     def __init__(self, address: str, timeout_s: float = 3.0, credentials: Credentials | None = None) -> None:
@@ -110,7 +111,7 @@ class Calls:
         self._lock = threading.Condition()
         self._leading = False
         self._outbox: deque[list[BytesLike]] = deque()
-        self._done: dict[int, FinalAnswer] = {}
+        self._came: dict[int, deque[Progress | FinalAnswer]] = {}
         self._listeners: dict[int, OnProgress] = {}
         self._wakeups: WakeupQueue[None] = WakeupQueue()
         self._poller = zmq.Poller()
@@ -212,8 +213,12 @@ class Calls:
         Raises:
             TimeoutError: if there is none within `timeout_s` seconds.
         """
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
         try:
-            answer = self._wait(message.call, None if timeout_s is None else time.monotonic() + timeout_s)
+            while isinstance(answer := self._wait(message.call, deadline), Progress):
+                self._listeners[message.call](answer)
+                if deadline is not None and time.monotonic() > deadline:
+                    raise TimeoutError
         except BaseException:
             self.forget(message)
             raise
@@ -229,7 +234,7 @@ class Calls:
         """Tell the coordinator that an answer is not wanted any more, unless it has come."""
         with self._lock:
             self._carry_out(self._machine.cancel(message.call))
-            self._done.pop(message.call, None)
+            self._came.pop(message.call, None)
             self._listeners.pop(message.call, None)
         self._flush_soon()
 
@@ -249,15 +254,19 @@ class Calls:
                 self._leading = False
                 self._lock.notify_all()
 
-    def _wait(self, number: int, deadline: float | None) -> FinalAnswer:
+    def _wait(self, number: int, deadline: float | None) -> Progress | FinalAnswer:
+        """Return what comes next for a call."""
         while True:
             with self._lock:
-                while number not in self._done and self._leading:
+                while number not in self._came and self._leading:
                     self._stops.check()
                     if not self._lock.wait(self._stops.tick_s) and deadline is not None and time.monotonic() > deadline:
                         raise TimeoutError
-                if number in self._done:
-                    return self._done.pop(number)
+                if number in self._came:
+                    came = self._came[number].popleft()
+                    if not self._came[number]:
+                        del self._came[number]
+                    return came
                 self._leading = True
             try:
                 self._lead(number, deadline)
@@ -267,8 +276,12 @@ class Calls:
                     self._lock.notify_all()
 
     def _lead(self, number: int, deadline: float | None) -> None:
-        """Look after the socket until the answer to a call is there."""
-        while number not in self._done:
+        """Look after the socket until something for a call is there."""
+        while True:
+            with self._lock:
+                self._carry_out(self._machine.tick(time.monotonic()))
+            if number in self._came:
+                return
             self._stops.check()
             self._flush()
             ready = self._poll()
@@ -279,20 +292,19 @@ class Calls:
                     with self._lock:
                         self._machine.broken(now)
             if not ready.isdisjoint(self._polled):
-                # What came for others is read by whoever leads next.
-                while number not in self._done and (frames := self._control.receive()) is not None:
-                    answer = TO_CLIENT.decode(frames)
-                    with self._lock:
-                        self._carry_out(self._machine.received(answer, now))
-                    self._greet_again(now)
-                if number in self._done:
-                    return
+                self._receive(number, now)
             if self._wakeups.fileno() in ready:
                 self._wakeups.take()
-            if deadline is not None and now > deadline:
+            if number not in self._came and deadline is not None and now > deadline:
                 raise TimeoutError
+
+    def _receive(self, number: int, now: float) -> None:
+        """Take what has arrived, until something is for this call: what came for others is read by whoever leads next."""
+        while number not in self._came and (frames := self._control.receive()) is not None:
+            answer = TO_CLIENT.decode(frames)
             with self._lock:
-                self._carry_out(self._machine.tick(now))
+                self._carry_out(self._machine.received(answer, now))
+            self._greet_again(now)
 
     def _greet_again(self, now: float) -> None:
         """Ask for a new channel where the old one has ended, as with a coordinator that was started anew, and has been heard of."""
@@ -340,14 +352,16 @@ class Calls:
                         self._control.use_channel(answer.channel)
                         self._is_near = bool(answer.channel)
                 case machine.Complete(call, answer):
-                    self._done[call] = answer
-                    self._lock.notify_all()
+                    self._put(call, answer)
                 case machine.Report(progress):
-                    listener = self._listeners.get(progress.call)
-                    if listener is not None:
-                        listener(progress)
+                    if progress.call in self._listeners:
+                        self._put(progress.call, progress)
                 case Reconnect():
                     self._control.reopen()
+
+    def _put(self, call: int, came: Progress | FinalAnswer) -> None:
+        self._came.setdefault(call, deque()).append(came)
+        self._lock.notify_all()
 
 
 def _check(message: Call) -> None:

@@ -11,7 +11,19 @@ import zmq
 from bbgrap.control import client as machine
 from bbgrap.errors import UsageError
 from bbgrap.protocol.addresses import split_address
-from bbgrap.protocol.client_messages import Ask, Cancel, Greeting, Hello, ListNodes, MeasureNodes, Nodes, RunModel, RunResult, StillWorking
+from bbgrap.protocol.client_messages import (
+    Ask,
+    Cancel,
+    Greeting,
+    Hello,
+    ListNodes,
+    MeasureNodes,
+    Nodes,
+    Progress,
+    RunModel,
+    RunResult,
+    StillWorking,
+)
 from bbgrap.protocol.directions import TO_CLIENT, TO_COORDINATOR
 from bbgrap.session.calls import StoppedError
 from bbgrap.session.connection import Connection
@@ -28,6 +40,7 @@ class Coordinator(threading.Thread):
         self.address = self.server.address
         self.cancelled, self.answering, self.ended = {}, threading.Event(), threading.Event()
         self.asked = threading.Semaphore(0)
+        self.telling = threading.Event()
         self.ran = []
         self.start()
 
@@ -38,24 +51,29 @@ class Coordinator(threading.Thread):
                 for who, call in kept:
                     self.server.send(who, TO_CLIENT.encode(Nodes(call, ())))
                 kept.clear()
-            if not self.server.socket.poll(10) or (came := self.server.receive()) is None:
-                continue
-            match TO_COORDINATOR.decode(came[1]):
-                case Hello(call=call):
-                    self.server.send(came[0], TO_CLIENT.encode(Greeting(call, "0", 1)))
-                case ListNodes(call=call):
-                    kept.append((came[0], call))
-                    self.asked.release()
-                case Cancel(call=call):
-                    self.cancelled.setdefault(call, threading.Event()).set()
-                    self.asked.release()
-                case RunModel(call=call):
-                    self.ran.append(call)
-                    self.server.send(came[0], TO_CLIENT.encode(RunResult(call, 1, (), ())))
-                case Ask(calls=calls):
-                    known = tuple(call for _, call in kept)
-                    self.server.send(came[0], TO_CLIENT.encode(StillWorking(calls, known)))
+            if self.server.socket.poll(10) and (came := self.server.receive()) is not None:
+                for answer in self.heard(came[0], TO_COORDINATOR.decode(came[1]), kept):
+                    self.server.send(came[0], TO_CLIENT.encode(answer))
         self.server.close()
+
+    def heard(self, who, message, kept):
+        """Note a message, and return what is answered at once."""
+        match message:
+            case Hello(call=call):
+                return [Greeting(call, "0", 1)]
+            case ListNodes(call=call):
+                kept.append((who, call))
+                self.asked.release()
+                return [Progress(call, "measuring", 1, 2)] * self.telling.is_set()
+            case Cancel(call=call):
+                self.cancelled.setdefault(call, threading.Event()).set()
+                self.asked.release()
+            case RunModel(call=call):
+                self.ran.append(call)
+                return [RunResult(call, 1, (), ())]
+            case Ask(calls=calls):
+                return [StillWorking(calls, tuple(call for _, call in kept))]
+        return []
 
 
 @pytest.fixture
@@ -103,6 +121,42 @@ def test_only_the_thread_that_is_told_stops(coordinator):
         assert coordinator.asked.acquire(timeout=5)
         assert coordinator.asked.acquire(timeout=5)
         assert (set(coordinator.cancelled), answers) == ({3}, [])
+        coordinator.answering.set()
+        leader.join(5)
+    assert answers == [()]
+
+
+def test_who_is_told_of_progress_may_ask_something_meanwhile(coordinator):
+    coordinator.answering.set()
+    coordinator.telling.set()
+    with Connection(coordinator.address, credentials=Credentials(insecure=True)) as connection:
+        heard = []
+
+        def ask(progress):
+            coordinator.telling.clear()
+            heard.append((progress.text, connection.ask(ListNodes(connection.number()), Nodes, timeout_s=5).nodes))
+
+        assert connection.ask(ListNodes(connection.number()), Nodes, ask).nodes == ()
+    assert heard == [("measuring 1 of 2", ())]
+
+
+def test_a_listener_that_fails_ends_its_own_call(coordinator):
+    """Another thread leads, and goes on until it is answered."""
+    answers = []
+
+    def fails(progress):
+        raise ArithmeticError(progress.text)
+
+    with Connection(coordinator.address, credentials=Credentials(insecure=True)) as connection:
+        leader = threading.Thread(target=lambda: answers.append(connection.nodes()))
+        leader.start()
+        assert coordinator.asked.acquire(timeout=5)
+        coordinator.telling.set()
+        with pytest.raises(ArithmeticError, match="measuring 1 of 2"):
+            connection.ask(ListNodes(connection.number()), Nodes, fails, timeout_s=5)
+        assert coordinator.asked.acquire(timeout=5)
+        assert coordinator.asked.acquire(timeout=5)
+        assert set(coordinator.cancelled) == {3}
         coordinator.answering.set()
         leader.join(5)
     assert answers == [()]
