@@ -46,6 +46,7 @@ OnProgress = Callable[[Progress], None]
 
 _GREETS_EVERY_S = 1.0
 """How often a client asks for a new channel, where the old one has ended. Chosen."""
+_CLOSES_WITHIN_S = 1.0
 _TICK_S = 0.25
 _STOP_TICK_S = 0.05
 """How often a thread that may be told to stop looks whether it was: 10 ms took a fifth of the time that `bbgrap serve` computes."""
@@ -135,11 +136,20 @@ class Calls:
         self._is_near = self._control.channel is not None
 
     def close(self) -> None:
-        """Close the connection; calls of other threads must have ended."""
-        if not self._closed:
+        """Close the connection; what other threads wait for fails."""
+        with self._lock:
+            if self._closed:
+                return
             self._closed = True
-            self._control.close()
-            self._wakeups.close()
+            self._wakeups.put(None)
+            # Whoever leads has the socket; this may be called in the middle of that, by what a garbage collection ends.
+            self._lock.wait_for(lambda: not self._leading, _CLOSES_WITHIN_S)
+        self._control.close()
+        self._wakeups.close()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ClusterUnavailableError(f"connection to {self.address}: it was closed; connect again")
 
     def __enter__(self) -> Self:
         return self
@@ -195,8 +205,7 @@ class Calls:
         Raises:
             UsageError: if the coordinator would not take it for a message: a name in it is too long, or of a form that none may have.
         """
-        if self._closed:
-            raise ClusterUnavailableError(f"connection to {self.address}: it was closed; connect again")
+        self._check_open()
         self._stops.check()
         if not isinstance(message, RunModel | ModelChunk):  # their names are those of calls before; their time counts
             _check(message)
@@ -267,6 +276,7 @@ class Calls:
                     if not self._came[number]:
                         del self._came[number]
                     return came
+                self._check_open()
                 self._leading = True
             try:
                 self._lead(number, deadline)
@@ -282,6 +292,7 @@ class Calls:
                 self._carry_out(self._machine.tick(time.monotonic()))
             if number in self._came:
                 return
+            self._check_open()
             self._stops.check()
             self._flush()
             ready = self._poll()

@@ -3,13 +3,14 @@
 import socket
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
 import pytest
 import zmq
 
 from bbgrap.control import client as machine
-from bbgrap.errors import UsageError
+from bbgrap.errors import ClusterUnavailableError, UsageError
 from bbgrap.protocol.addresses import split_address
 from bbgrap.protocol.client_messages import (
     Ask,
@@ -124,6 +125,19 @@ def test_only_the_thread_that_is_told_stops(coordinator):
         coordinator.answering.set()
         leader.join(5)
     assert answers == [()]
+
+
+def test_what_is_waited_for_ends_when_the_connection_is_closed(coordinator):
+    with Connection(coordinator.address, credentials=Credentials(insecure=True)) as connection, ThreadPoolExecutor() as pool:
+        waiting = [pool.submit(connection.nodes) for _ in range(3)]
+        for _ in waiting:
+            assert coordinator.asked.acquire(timeout=5)
+        began = time.monotonic()
+        connection.close()
+        for each in waiting:
+            with pytest.raises(ClusterUnavailableError, match="it was closed; connect again"):
+                each.result(5)
+        assert time.monotonic() - began < 0.5
 
 
 def test_who_is_told_of_progress_may_ask_something_meanwhile(coordinator):
