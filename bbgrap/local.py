@@ -9,9 +9,9 @@ Laws: the children do not outlive this process, however it ends; what goes wrong
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -19,6 +19,7 @@ from pathlib import Path
 from bbgrap.errors import ClusterUnavailableError, UsageError
 from bbgrap.session.connection import connect
 from bbgrap.session.own_cluster import OwnCluster
+from bbgrap.session.temporary import folder_of
 
 _START_S = 30.0
 """Starting a process and importing onnxruntime takes 1 s on a laptop, far longer on a busy or small machine."""
@@ -65,8 +66,7 @@ class LocalCluster(OwnCluster):
         self._threads = threads
         self._host = host
         self._cache_dir = cache_dir
-        self._home = tempfile.TemporaryDirectory(prefix="bbgrap-", ignore_cleanup_errors=True)
-        self.logs = Path(self._home.name)
+        self.logs = folder_of(self, "bbgrap-")
         cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
         self._free_cores = cores if pin and len(cores) >= agents * threads else []
         try:
@@ -117,7 +117,7 @@ class LocalCluster(OwnCluster):
             if process.stdin is not None:
                 process.stdin.close()
         self.processes = {}
-        self._home.cleanup()
+        shutil.rmtree(self.logs, ignore_errors=True)
 
     def start_coordinator(self, port: int | None = None) -> str:
         """Start the coordinator, on the port it had before unless another is given, and return its address."""

@@ -7,6 +7,7 @@ wakes the others when their answers come. So a single caller pays for no hand-ov
 from __future__ import annotations
 
 import itertools
+import os
 import threading
 import time
 from collections import deque
@@ -119,6 +120,7 @@ class Calls:
         self._polled: tuple[zmq.Socket[bytes] | int, ...] = ()
         self._stops = _Stops()
         self._closed = False
+        self._process = os.getpid()
         self._is_near, self._greeting, self._greets_at = False, 0, 0.0
         try:
             greeting = self.try_call(Hello(self.number(), PROTOCOL_VERSION, VERSION), Greeting, timeout_s=timeout_s)
@@ -137,6 +139,8 @@ class Calls:
 
     def close(self) -> None:
         """Close the connection; what other threads wait for fails."""
+        if self.is_inherited:
+            return
         with self._lock:
             if self._closed:
                 return
@@ -146,6 +150,11 @@ class Calls:
             self._lock.wait_for(lambda: not self._leading, _CLOSES_WITHIN_S)
         self._control.close()
         self._wakeups.close()
+
+    @property
+    def is_inherited(self) -> bool:
+        """Whether this process was forked from the one that has the connection: it can do nothing with its copy."""
+        return self._process != os.getpid()
 
     def _check_open(self) -> None:
         if self._closed:
@@ -185,6 +194,8 @@ class Calls:
 
     def tell(self, message: ForkSequence | EndSequence) -> None:
         """Say what has no answer; a closed connection says nothing."""
+        if self.is_inherited:
+            return
         with self._lock:
             if not self._closed:
                 self._outbox.append(TO_COORDINATOR.encode(message))
@@ -205,6 +216,8 @@ class Calls:
         Raises:
             UsageError: if the coordinator would not take it for a message: a name in it is too long, or of a form that none may have.
         """
+        if self.is_inherited:
+            raise ClusterUnavailableError(f"connection to {self.address}: it is that of the parent process; make another one, or a session")
         self._check_open()
         self._stops.check()
         if not isinstance(message, RunModel | ModelChunk):  # their names are those of calls before; their time counts

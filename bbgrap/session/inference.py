@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import copy
 import os
-import shutil
-import tempfile
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -43,6 +41,7 @@ from bbgrap.session.remote_model import RemoteModel
 from bbgrap.session.sequence import StatefulRuns
 from bbgrap.session.signature import Signature
 from bbgrap.session.state_pairs import StateOption, pairs_of
+from bbgrap.session.temporary import folder_of
 from bbgrap.session.which_cluster import HasConnection, connection_to
 
 
@@ -278,7 +277,6 @@ class InferenceSession(OrtSurface):
 
     def _written(self, model: bytes) -> Path:
         """Return a file with these bytes, which ends with the session."""
-        path = Path(tempfile.mkdtemp(prefix="bbgrap-model-")) / "model.onnx"
-        weakref.finalize(self, shutil.rmtree, path.parent, ignore_errors=True)
+        path = folder_of(self, "bbgrap-model-") / "model.onnx"
         path.write_bytes(model)
         return path

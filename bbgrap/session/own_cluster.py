@@ -46,8 +46,10 @@ class OwnCluster(ABC):
         """End what was started; called once or more often, also after a start that failed."""
 
     def close(self) -> None:
-        """End the cluster."""
+        """End the cluster; a fork child, which has a copy of this, ends nothing."""
         connection, self._connection = self._connection, None
+        if connection is not None and connection.is_inherited:
+            return
         try:
             if connection is not None:
                 which_cluster.leave(connection)

@@ -38,12 +38,13 @@ def connection_to(cluster: Connection | HasConnection | str | None) -> tuple[Con
         UsageError: if there is no default.
         ClusterUnavailableError: if no coordinator answers.
     """
-    if cluster is None and _enclosing:
-        return _enclosing[-1], False
-    chosen = os.environ.get(COORDINATOR, "") if cluster is None else cluster
+    chosen = (_enclosing[-1] if _enclosing else os.environ.get(COORDINATOR, "")) if cluster is None else cluster
     if isinstance(chosen, str):
         if not chosen:
             ways = f"give cluster=, or set {COORDINATOR}=tcp://HOST:PORT, or run the program with 'bbgrap exec --agents 2'"
             raise UsageError(f"which cluster? {ways}; 'with bbgrap.LocalCluster(agents=2):' starts one on this machine")
         return connect(chosen), True
-    return (chosen if isinstance(chosen, Connection) else chosen.connection), False
+    connection = chosen if isinstance(chosen, Connection) else chosen.connection
+    if connection.is_inherited:
+        return Connection(connection.address, credentials=connection.credentials), True
+    return connection, False

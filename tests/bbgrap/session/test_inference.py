@@ -24,6 +24,8 @@ class AskedError(Exception):
 class FakeConnection:
     """A coordinator with three nodes: not known at all, with a share by hand, and with speeds."""
 
+    is_inherited = False
+
     def __init__(self):
         numbers = itertools.count(1)
         self.number = lambda: next(numbers)

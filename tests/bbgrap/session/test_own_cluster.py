@@ -8,6 +8,8 @@ from bbgrap.session.own_cluster import OwnCluster
 class BrokenConnection:
     """Cannot be closed."""
 
+    is_inherited = False
+
     def close(self):
         raise OSError("the connection is broken")
 
