@@ -210,6 +210,22 @@ class Calls:
         finally:
             self._stops.asked = before
 
+    @contextmanager
+    def holding(self, lock: threading.Lock, left_s: Callable[[], float]) -> Iterator[None]:
+        """Hold a lock that threads hold while they ask the coordinator; waiting for it ends as a call does.
+
+        Raises:
+            TimeoutError: if it is not free while `left_s()` seconds are left.
+        """
+        while not lock.acquire(timeout=self._stops.tick_s):
+            self._stops.check()
+            if left_s() <= 0:
+                raise TimeoutError
+        try:
+            yield
+        finally:
+            lock.release()
+
     def begin(self, message: Call, on_progress: OnProgress | None = None, timeout_s: float | None = None) -> None:
         """Begin a call that `answer_to` waits for, or `forget` gives up; it is said when somebody waits for an answer.
 

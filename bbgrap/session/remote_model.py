@@ -127,7 +127,7 @@ class RemoteModel:
 
     def _first(self, shapes: Shapes, left_s: LeftS) -> PreparedPlan:
         """Ask for the plan of new shapes: one thread does, the others wait for it."""
-        with self._asking:
+        with self.connection.holding(self._asking, left_s):
             known = self._plans.get(shapes)
             if known is not None:
                 return known

@@ -10,11 +10,11 @@ Laws: what is state is neither in a feed nor in an answer; a request that failed
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
 from bbgrap.costmodel.timeline import Timeline
 from bbgrap.errors import StateLostError, UsageError
@@ -27,8 +27,6 @@ from bbgrap.session.outputs import outputs_of, recorded_timeline
 from bbgrap.session.prepared_plan import PreparedPlan
 from bbgrap.session.remote_model import LeftS, RemoteModel
 from bbgrap.session.state_pairs import initial_state, planned_shapes
-
-R = TypeVar("R")
 
 UntilTerminated = Callable[[object], AbstractContextManager[None]]
 """Ends the calls of a block when onnxruntime's run options say so."""
@@ -75,7 +73,7 @@ class StatefulRuns:
             ExecutionError: if the request failed; running it again is harmless.
             ClusterUnavailableError: if there is no coordinator or no agent.
         """
-        with self._until_terminated(run_options):
+        with speaking_onnxruntime(), self._until_terminated(run_options):
             return self._run(output_names, input_feed, record=False)[0]
 
     def run_recorded(self, output_names: Sequence[str] | None, input_feed: Mapping[str, Any]) -> tuple[list[Any], Timeline | None]:
@@ -83,30 +81,47 @@ class StatefulRuns:
 
         That takes until every node has its part of the state.
         """
-        outputs, result = self._run(output_names, input_feed, record=True)
-        return outputs, recorded_timeline(result)
+        with speaking_onnxruntime():
+            outputs, result = self._run(output_names, input_feed, record=True)
+            return outputs, recorded_timeline(result)
 
     def _run(self, output_names: Sequence[str] | None, input_feed: Mapping[str, Any], *, record: bool) -> tuple[list[Any], RunResult]:
-        with speaking_onnxruntime(), self._lock:
-            feed = values_of(input_feed)
-            chosen = self._given.choose_outputs(output_names)
-            feeds = self._given.check_feed(feed)
-            result = self._model.retrying(self._first(feed, record) if self._plan is None else self._further(self._plan, feeds, record))
-            self._step += 1
-            self.epoch = result.epoch
-            return outputs_of(result, self._given, chosen, self._model.name), result
-
-    def _first(self, feed: Mapping[str, Any], record: bool) -> Callable[[LeftS], RunResult]:
-        model, full = self._model, self._model.signature
-        feeds = full.check_feed({**feed, **initial_state(model.options.state, full, feed, self._initial)})
+        feed = values_of(input_feed)
+        chosen = self._given.choose_outputs(output_names)
+        feeds = self._given.check_feed(feed)
 
         def work(left_s: LeftS) -> RunResult:
-            plan = model.plan_for(planned_shapes(model.options.state, full, full.shapes_of(feeds)), left_s)
-            result = model.submit(plan, full, feeds, left_s, sequence=self._number, step=0, record=record)
-            self._plan = plan
-            return result
+            with self._model.connection.holding(self._lock, left_s):
+                plan = self._plan
+                result = self._first(feed, left_s, record) if plan is None else self._further(plan, feeds, left_s, record)
+                self._step += 1
+                self.epoch = result.epoch
+                return result
 
-        return work
+        result = self._model.retrying(work)
+        return outputs_of(result, self._given, chosen, self._model.name), result
+
+    def _first(self, feed: Mapping[str, Any], left_s: LeftS, record: bool) -> RunResult:
+        model, full = self._model, self._model.signature
+        feeds = full.check_feed({**feed, **initial_state(model.options.state, full, feed, self._initial)})
+        plan = model.plan_for(planned_shapes(model.options.state, full, full.shapes_of(feeds)), left_s)
+        result = model.submit(plan, full, feeds, left_s, sequence=self._number, step=0, record=record)
+        self._plan = plan
+        return result
+
+    def _further(self, plan: PreparedPlan, feeds: Sequence[Array], left_s: LeftS, record: bool) -> RunResult:
+        with self._going_on():
+            return self._model.submit(plan, self._given, feeds, left_s, sequence=self._number, step=self._step, record=record)
+
+    @contextmanager
+    def _going_on(self) -> Iterator[None]:
+        """Ask something of a sequence that the coordinator knows."""
+        try:
+            yield
+        except CallFailedError as failed:
+            if failed.answer.fault in {Fault.UNKNOWN_MODEL, Fault.UNKNOWN_PLAN}:
+                raise StateLostError(f"sequence {self._number}: the coordinator has been started anew; begin it again") from None
+            raise
 
     def state(self) -> dict[str, Array]:
         """Return the state after the latest request: what `session.sequence(...)` and `reset` take to go on from there.
@@ -119,30 +134,15 @@ class StatefulRuns:
             ExecutionError: if it cannot be read now.
             ClusterUnavailableError: if there is no coordinator or no agent.
         """
-        with speaking_onnxruntime(), self._lock:
-            plan, model = self._plan, self._model
-            if plan is None:
-                raise UsageError(f"sequence {self._number}: it has no state before its first request but what it was given")
-            return model.retrying(self._going_on(lambda left_s: model.read_state(plan, left_s, sequence=self._number, step=self._step)))
 
-    def _further(self, plan: PreparedPlan, feeds: Sequence[Array], record: bool) -> Callable[[LeftS], RunResult]:
-        def submit(left_s: LeftS) -> RunResult:
-            return self._model.submit(plan, self._given, feeds, left_s, sequence=self._number, step=self._step, record=record)
+        def work(left_s: LeftS) -> dict[str, Array]:
+            with self._model.connection.holding(self._lock, left_s), self._going_on():
+                if self._plan is None:
+                    raise UsageError(f"sequence {self._number}: it has no state before its first request but what it was given")
+                return self._model.read_state(self._plan, left_s, sequence=self._number, step=self._step)
 
-        return self._going_on(submit)
-
-    def _going_on(self, ask: Callable[[LeftS], R]) -> Callable[[LeftS], R]:
-        """Return what asks something of a sequence that the coordinator knows."""
-
-        def work(left_s: LeftS) -> R:
-            try:
-                return ask(left_s)
-            except CallFailedError as failed:
-                if failed.answer.fault in {Fault.UNKNOWN_MODEL, Fault.UNKNOWN_PLAN}:
-                    raise StateLostError(f"sequence {self._number}: the coordinator has been started anew; begin it again") from None
-                raise
-
-        return work
+        with speaking_onnxruntime():
+            return self._model.retrying(work)
 
     def reset(self, initial: Mapping[str, Any] | None = None) -> None:
         """Begin again, with this state, or with that of the first time."""

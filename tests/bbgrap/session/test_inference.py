@@ -1,20 +1,25 @@
 """What a session asks of a cluster before it plans; the cluster is played by the test."""
 
 import itertools
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import numpy as np
+import onnxruntime as ort
 import pytest
+from onnxruntime.capi import onnxruntime_pybind11_state as ort_state
 
 from bbgrap.cluster.types import NodeProfile, Speed
 from bbgrap.errors import ExecutionError
 from bbgrap.graph.onnx_write import write_graph
 from bbgrap.planners.options import PlanOptions
 from bbgrap.protocol.client_messages import Failed, Fault, ModelMissing, OfferModel, PrepareModel
-from bbgrap.session.calls import CallFailedError
+from bbgrap.session.calls import CallFailedError, Calls, _Stops
 from bbgrap.session.inference import InferenceSession
 from bbgrap.zoo.builder import Builder
+from tests.sequence_models import counter
 
 
 class AskedError(Exception):
@@ -25,6 +30,7 @@ class FakeConnection:
     """A coordinator with three nodes: not known at all, with a share by hand, and with speeds."""
 
     is_inherited = False
+    holding = staticmethod(lambda lock, left_s: lock)
 
     def __init__(self):
         numbers = itertools.count(1)
@@ -76,6 +82,43 @@ def test_a_node_that_goes_while_it_is_measured_does_not_keep_the_others_from_wor
         session.prepare({"input": (1, 3, 32, 32)})
     assert cluster.measured == ["a", "b"]
     assert caplog.messages == ["planning without some measurements: agent 'a' was lost before it was measured; measured: b"]
+
+
+class PlanningConnection(FakeConnection):
+    """A coordinator that plans until it is told that it is done."""
+
+    holding, stopping_when = Calls.holding, Calls.stopping_when
+
+    def __init__(self):
+        super().__init__()
+        self._stops = _Stops()
+        self.begun, self.done = threading.Event(), threading.Event()
+
+    def try_call(self, message, expected, on_progress=None, timeout_s=None):
+        if isinstance(message, PrepareModel):
+            self.begun.set()
+            self.done.wait(3)
+        return super().try_call(message, expected, on_progress, timeout_s)
+
+
+@pytest.mark.parametrize("state", [None, "auto"])
+def test_who_waits_for_what_another_thread_has_asked_ends_like_any_other(state):
+    cluster = PlanningConnection()
+    session = InferenceSession(counter(), cluster=SimpleNamespace(connection=cluster), state=state, deadline_s=0.4)
+    asking = session.sequence() if state else session
+    feed = {arg.name: np.zeros(arg.shape, np.float32) for arg in session.get_inputs()[: 1 if state else 2]}
+    stop = ort.RunOptions()
+    stop.terminate = True
+    with ThreadPoolExecutor() as pool:
+        first = pool.submit(asking.run, None, feed)
+        assert cluster.begun.wait(5)
+        with pytest.raises(ExecutionError, match=r"its deadline of 0\.4 s passed"):
+            asking.run(None, feed)
+        with pytest.raises(ort_state.Fail, match="Exiting due to terminate flag being set to true"):
+            asking.run(None, feed, stop)
+        cluster.done.set()
+        with pytest.raises(AskedError):
+            first.result(5)
 
 
 SHAPE = (1, 3, 64, 64)
