@@ -21,9 +21,13 @@ COORDINATOR = "BBGRAP_COORDINATOR"
 class Connection(Calls):
     """A connection to one coordinator."""
 
-    def nodes(self) -> tuple[NodeStatus, ...]:
-        """Return the agents that live."""
-        return self.ask(ListNodes(self.number()), Nodes).nodes
+    def nodes(self, timeout_s: float | None = None) -> tuple[NodeStatus, ...]:
+        """Return the agents that live.
+
+        Raises:
+            TimeoutError: if there is no answer within `timeout_s` seconds.
+        """
+        return self.ask(ListNodes(self.number()), Nodes, timeout_s=timeout_s).nodes
 
     def status(self, events_after: int = 0, timeout_s: float | None = None) -> Status:
         """Return how the cluster is: nodes, links, models and what serves them, counters; of what happened, events after that number.
@@ -42,12 +46,17 @@ class Connection(Calls):
         """
         return self.ask(ReadPlan(self.number(), plan), PlanShown, timeout_s=timeout_s)
 
-    def profile(self, node: str = "", on_progress: OnProgress | None = None, *, again: bool = True) -> tuple[NodeProfile, ...]:
+    def profile(
+        self, node: str = "", on_progress: OnProgress | None = None, timeout_s: float | None = None, *, again: bool = True
+    ) -> tuple[NodeProfile, ...]:
         """Measure one node, or all of them, and return what was found; without `again` only those whose speeds nobody knows.
 
         They work at once, as they will, and then measure their links, one node after the other.
+
+        Raises:
+            TimeoutError: if there is no answer within `timeout_s` seconds.
         """
-        return self.ask(MeasureNodes(self.number(), node, again), Profiles, on_progress).profiles
+        return self.ask(MeasureNodes(self.number(), node, again), Profiles, on_progress, timeout_s).profiles
 
     def add_profile(self, profile: NodeProfile) -> None:
         """Use a profile for the node of its name from now on, whatever is measured."""

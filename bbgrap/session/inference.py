@@ -8,6 +8,7 @@ anything is sent; any thread may call `run`; a request ends within its deadline,
 from __future__ import annotations
 
 import copy
+import math
 import os
 import threading
 import weakref
@@ -95,6 +96,8 @@ class InferenceSession(OrtSurface):
             self._take(path_or_bytes, sess_options, providers, provider_options, kwargs)
             if split is not None and split not in get_args(Split):
                 raise UsageError(f"split: expected one of {', '.join(get_args(Split))}, got '{split}'")
+            if not math.isfinite(deadline_s):
+                raise UsageError(f"deadline_s: expected a finite number of seconds, got {deadline_s}")
             chosen = planner or ("auto" if split is None else "bbgrap")
             self.options = options or PlanOptions(chosen, split or "rows")  # type: ignore[arg-type]  # looked at above
             self._path = self._written(path_or_bytes) if isinstance(path_or_bytes, bytes) else path_of(path_or_bytes)
@@ -262,6 +265,11 @@ class InferenceSession(OrtSurface):
 
         The planner `auto` weighs what machines can do: nodes of which that is not known are measured first, once,
         which takes some seconds each.
+
+        Raises:
+            InputError: if a shape is missing, or does not fit the model.
+            ExecutionError: if there is no plan within the session's deadline.
+            ClusterUnavailableError: if there is no coordinator or no agent.
         """
         return self._model.prepare(shapes, () if input_feed is None else self._signature.check_feed(input_feed), wait=wait)
 

@@ -114,8 +114,7 @@ class RemoteModel:
 
     def prepare(self, shapes: Mapping[str, tuple[int, ...]], feeds: Sequence[Array] = (), *, wait: bool = True) -> PreparedPlan:
         """Ask for the plan for inputs of these shapes, of which `feeds` are examples, and wait for it unless told otherwise."""
-        given = tuple(() if arg.is_packed else tuple(shapes[arg.name]) for arg in self.signature.inputs)
-        ordered = planned_shapes(self.options.state, self.signature, given)
+        ordered = planned_shapes(self.options.state, self.signature, self.signature.check_shapes(shapes))
         self._first_inputs.see(ordered, feeds)
         return self.retrying(lambda left_s: self._waited_for(ordered, left_s) if wait else self._ask(ordered, left_s, wait=False))
 
@@ -141,7 +140,7 @@ class RemoteModel:
         if known is not None and known.is_current and known.was_waited_for:
             return known
         if self.options.planner == AUTO:
-            self._measure()
+            self._measure(left_s)
         return self._ask(shapes, left_s, wait=True)
 
     def _ask(self, shapes: Shapes, left_s: LeftS, *, wait: bool) -> PreparedPlan:
@@ -162,12 +161,15 @@ class RemoteModel:
         self._latest = shapes
         return plan
 
-    def _measure(self) -> None:
+    def _measure(self, left_s: LeftS) -> None:
         """Measure the nodes whose speeds nobody knows, neither from a measurement nor by hand; without, a plan assumes usual ones."""
-        if all(node.profile is not None and node.profile.work for node in self.connection.nodes()):
+        if all(node.profile is not None and node.profile.work for node in self.connection.nodes(left_s())):
             return
         try:
-            self.connection.profile(on_progress=self._on_progress, again=False)
+            self.connection.profile(on_progress=self._on_progress, timeout_s=left_s(), again=False)
+        except TimeoutError:
+            reason = f"its deadline of {self._deadline_s:g} s passed while nodes were measured"
+            raise ExecutionError(f"model '{self.name}': {reason}; 'bbgrap profile' measures them beforehand") from None
         except ExecutionError as error:  # some have gone, or cannot: neither keeps the others from working
             _log.warning("planning without some measurements: %s", error)
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import prod
+from operator import index
 from typing import Any
 
 import numpy as np
@@ -137,6 +139,14 @@ class Signature:
             for arg in self.inputs
         ]
 
+    def check_shapes(self, shapes: Mapping[str, Sequence[int]]) -> Shapes:
+        """Return the shapes that a plan is made for, in the model's order.
+
+        Raises:
+            InputError: if one is missing, does not fit, or is no shape.
+        """
+        return tuple(() if arg.is_packed else _checked_shape(arg, shapes.get(arg.name)) for arg in self.inputs)
+
     def declared_shapes(self) -> dict[str, tuple[int, ...]]:
         """Return the shapes the model declares.
 
@@ -152,6 +162,27 @@ class Signature:
         return shapes
 
 
+def _checked_shape(arg: NodeArg, given: Sequence[int] | None) -> tuple[int, ...]:
+    try:
+        shape = None if given is None else tuple(map(index, given))
+    except TypeError:
+        shape = None
+    fitting = None if shape is None or min(shape, default=0) < 0 else _fitting(arg, shape)
+    if fitting is None:
+        raise InputError(f"input '{arg.name}': expected a shape of {arg.declared}, got {given}")
+    return fitting
+
+
+def _fitting(arg: NodeArg, shape: tuple[int, ...]) -> tuple[int, ...] | None:
+    """Return the shape that the model sees of an input that is given in this shape; None if it does not fit."""
+    if not arg.has_rank:
+        return shape
+    if not arg.shape and prod(shape) == 1:
+        return ()  # onnxruntime takes any shape for a scalar, and exporters' examples give [1]
+    fits = len(arg.shape) == len(shape) and all(dim == size or not isinstance(dim, int) for dim, size in zip(arg.shape, shape, strict=True))
+    return shape if fits else None
+
+
 def _checked(arg: NodeArg, value: Any, sizes: dict[str, int]) -> Array:  # noqa: ANN401 - whatever numpy makes an array of
     expected = arg.dtype.numpy
     # Lists have no element type of their own: they get the declared one, as in onnxruntime.
@@ -162,21 +193,14 @@ def _checked(arg: NodeArg, value: Any, sizes: dict[str, int]) -> Array:  # noqa:
         raise InputError(
             f"input '{arg.name}': expected {arg.declared}, got {array.dtype}{list(array.shape)}; convert it with .astype(np.{expected})"
         )
-    if not arg.has_rank:
-        return array
-    if not arg.shape and array.size == 1:
-        return array.reshape(())  # onnxruntime takes any shape for a scalar, and exporters' examples give [1]
-    fits = len(arg.shape) == array.ndim
-    for dim, size in zip(arg.shape, array.shape, strict=False):
-        fits = fits and (not isinstance(dim, int) or size == dim)
-        if isinstance(dim, str):
-            sizes.setdefault(dim, size)
-    if not fits:
+    sizes.update({dim: size for dim, size in zip(arg.shape, array.shape, strict=False) if isinstance(dim, str) and dim not in sizes})
+    shape = _fitting(arg, array.shape)
+    if shape is None:
         also = "".join(f" with {name} = {size}" for name, size in sizes.items() if name in arg.shape)
         raise InputError(
             f"input '{arg.name}': expected {arg.declared}{also}, got {array.dtype}{list(array.shape)}{how_to_fit(arg.shape, array.shape)}"
         )
-    return array
+    return array if shape == array.shape else array.reshape(shape)
 
 
 def _of_list(arg: NodeArg, value: Any) -> Array:  # noqa: ANN401 - whatever numpy makes an array of

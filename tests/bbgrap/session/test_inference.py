@@ -12,7 +12,7 @@ import pytest
 from onnxruntime.capi import onnxruntime_pybind11_state as ort_state
 
 from bbgrap.cluster.types import NodeProfile, Speed
-from bbgrap.errors import ExecutionError
+from bbgrap.errors import ExecutionError, UsageError
 from bbgrap.graph.onnx_write import write_graph
 from bbgrap.planners.options import PlanOptions
 from bbgrap.protocol.client_messages import Failed, Fault, ModelMissing, OfferModel, PrepareModel
@@ -40,12 +40,14 @@ class FakeConnection:
         profiles = {"a": None, "b": NodeProfile("b", 0.5), "c": NodeProfile("c", work=(Speed("conv3x3", 1e9),))}
         self.known = {name: SimpleNamespace(name=name, profile=profile) for name, profile in profiles.items()}
 
-    def nodes(self):
+    def nodes(self, timeout_s):
         return tuple(self.known.values())
 
-    def profile(self, *, on_progress, again):
+    def profile(self, *, on_progress, timeout_s, again):
         assert not again
-        unknown = [node.name for node in self.nodes() if node.profile is None or not node.profile.work]
+        if timeout_s < 0.1:
+            raise TimeoutError
+        unknown = [node.name for node in self.nodes(timeout_s) if node.profile is None or not node.profile.work]
         self.measured += unknown
         if on_progress is not None:
             on_progress(f"measuring {', '.join(unknown)}")
@@ -82,6 +84,18 @@ def test_a_node_that_goes_while_it_is_measured_does_not_keep_the_others_from_wor
         session.prepare({"input": (1, 3, 32, 32)})
     assert cluster.measured == ["a", "b"]
     assert caplog.messages == ["planning without some measurements: agent 'a' was lost before it was measured; measured: b"]
+
+
+def test_measuring_ends_at_the_deadline():
+    session = InferenceSession("zoo:tiny", cluster=SimpleNamespace(connection=FakeConnection()), planner="auto", deadline_s=0.05)
+    with pytest.raises(ExecutionError, match=r"its deadline of 0\.05 s passed while nodes were measured; 'bbgrap profile' measures them"):
+        session.prepare({"input": (1, 3, 32, 32)})
+
+
+@pytest.mark.parametrize("deadline_s", [float("inf"), float("nan")])
+def test_a_deadline_is_finite(deadline_s):
+    with pytest.raises(UsageError, match="deadline_s: expected a finite number of seconds, got"):
+        InferenceSession("zoo:tiny", cluster=SimpleNamespace(connection=FakeConnection()), deadline_s=deadline_s)
 
 
 class PlanningConnection(FakeConnection):

@@ -1,5 +1,7 @@
 """What a model takes and gives; what does not fit is named."""
 
+import re
+
 import numpy as np
 import pytest
 
@@ -70,6 +72,18 @@ def test_lists_get_the_declared_type_and_foreign_bytes_are_turned():
 def test_types_are_written_as_onnxruntime_does():
     assert [arg.type for arg in signature(IMAGE, LABEL).inputs] == ["tensor(float)", "tensor(string)"]
     assert signature(IMAGE).outputs[0].shape == []
+
+
+def test_shapes_that_fit():
+    rate = ("rate", DType.INT64, ())
+    given = {"image": [2, 3, np.int64(7)], "rate": (1,), "other": ()}
+    assert signature(IMAGE, rate).check_shapes(given) == ((2, 3, 7), ())
+
+
+@pytest.mark.parametrize("shape", [None, (2, 3), (2, 4, 7), (-1, 3, 7), (2.0, 3, 7), ("a", 3, 7), 5], ids=str)
+def test_shapes_that_do_not_fit(shape):
+    with pytest.raises(InputError, match=rf"input 'image': expected a shape of float\[N, 3, \?\], got {re.escape(str(shape))}"):
+        signature(IMAGE).check_shapes({} if shape is None else {"image": shape})
 
 
 def test_declared_shapes_must_be_concrete():
