@@ -80,7 +80,14 @@ class LocalCluster(OwnCluster):
             raise
 
     def add_agent(self, name: str | None = None) -> str:
-        """Start one more agent, wait until it has joined, and return its name."""
+        """Start one more agent, wait until it has joined, and return its name.
+
+        Raises:
+            UsageError: if there is one of this name, or a folder in it.
+            ClusterUnavailableError: if it does not start.
+        """
+        if name and (name in self.processes or Path(name).name != name):
+            raise UsageError(f"local cluster: expected the name of a new agent, got '{name}'; there are {', '.join(self.processes)}")
         count = len(self.processes)
         chosen = name or next(n for n in (f"agent{i}" for i in range(count)) if n not in self.processes)
         self._start_agent(chosen)

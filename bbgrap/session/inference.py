@@ -11,6 +11,7 @@ import copy
 import math
 import os
 import threading
+import traceback
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -206,7 +207,10 @@ class InferenceSession(OrtSurface):
                 results, fault = self.run(output_names, input_feed, run_options), ""
             except Exception as error:  # whatever it is, the callback must learn of it
                 results, fault = [], str(error) or type(error).__name__
-            callback(results, user_data, fault)
+            try:
+                callback(results, user_data, fault)
+            except Exception:  # nobody else could learn of it; onnxruntime shows it, too
+                traceback.print_exc()
 
         self._pool.submit(work)
 

@@ -43,7 +43,7 @@ def test_sixteen_requests_in_flight_keep_their_identity(shared):
         np.testing.assert_array_equal(y, tiny.expected(x))
 
 
-def test_run_async_calls_back(shared):
+def test_run_async_calls_back(shared, capfd):
     session = bbgrap.InferenceSession(tiny.model_bytes(), cluster=shared.connection, planner="bbgrap")
     came, done = [], threading.Event()
 
@@ -57,6 +57,11 @@ def test_run_async_calls_back(shared):
     ((results, user_data, error),) = came
     np.testing.assert_array_equal(results[0], tiny.expected(x))
     assert (user_data, error) == ("mine", "")
+    done.clear()
+    session.run_async(None, {"x": x}, lambda *answer: callback(*answer) or 1 / 0, "mine")
+    assert done.wait(10)
+    session._pool.shutdown()
+    assert "ZeroDivisionError: division by zero" in capfd.readouterr().err, "nobody else would learn of it"
 
 
 def test_every_input_shape_gets_a_plan_of_its_own(shared):
@@ -140,6 +145,14 @@ def test_duplicate_name_is_refused(tmp_path):
         assert {node.name for node in cluster.connection.nodes()} == {"agent0"}
     assert done.returncode == 1
     assert done.stderr.strip().splitlines()[-1] == ("bbgrap-agent: the name 'agent0' is taken by a live agent; choose another with --name")
+
+
+@pytest.mark.parametrize("name", ["agent0", "coordinator", "sub/agent9"])
+def test_a_new_agent_has_a_name_of_its_own(shared, name):
+    before = dict(shared.processes)
+    with pytest.raises(bbgrap.UsageError, match=f"expected the name of a new agent, got '{name}'; there are .*agent0"):
+        shared.add_agent(name)
+    assert shared.processes == before
 
 
 def test_idle_processes_burn_nothing(shared):
