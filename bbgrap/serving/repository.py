@@ -66,7 +66,7 @@ class Repository:
         return dict(self._reasons)
 
     def load(self, name: str) -> None:
-        """Load a model, or load it again: requests that run end with the old one.
+        """Load a model, or load it again: requests that run end with the old one, which goes on serving if the new one cannot be loaded.
 
         Raises:
             RefusedError: if there is no such model, or it cannot be loaded.
@@ -76,8 +76,11 @@ class Repository:
             try:
                 model = self._load(entry)
             except (BbgrapError, OSError) as error:
-                self._put(name, None, str(error))
-                raise RefusedError(Refusal.MALFORMED, f"model '{name}': {error}") from error
+                stays = name in self._models
+                if not stays:
+                    self._put(name, None, str(error))
+                said = f"model '{name}': {error}{'; it is served as it was loaded before' if stays else ''}"
+                raise RefusedError(Refusal.MALFORMED, said) from error
             self._put(name, model, "")
 
     def unload(self, name: str) -> None:

@@ -24,6 +24,19 @@ def test_the_listing_says_what_is_served_and_why_not(http):
     assert listing(http, ready=True).keys() == {"bfloat16", "lstm", "rows", "slow", "triton", "types"}
 
 
+def test_what_cannot_be_loaded_again_is_served_as_it_was(cluster, tmp_path):
+    write_rows(tmp_path / "rows.onnx")
+    with serving(cluster.address, tmp_path, tmp_path / "log") as server, server.http() as http:
+        assert http.run("rows", X)["y"].shape == (2, 4)  # brings it
+        (tmp_path / "rows.onnx").write_bytes(b"broken")
+        status, said = http.json("POST", "/v2/repository/models/rows/load", {})
+        assert (status, "it is served as it was" in said["error"]) == (400, True)
+        assert http.run("rows", X)["y"].shape == (2, 4)
+        assert listing(http)["rows"]["state"] == "READY"
+        write_rows(tmp_path / "rows.onnx")
+        assert http.json("POST", "/v2/repository/models/rows/load", {})[0] == 200
+
+
 def test_models_come_and_go(cluster, tmp_path):
     folder = tmp_path / "models"
     write_rows(folder / "first.onnx")
