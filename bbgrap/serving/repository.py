@@ -141,6 +141,9 @@ def _entries(path: Path) -> list[RepositoryEntry]:
         return [RepositoryEntry(path.stem, "1", path)]
     if not path.is_dir():
         return []
-    numbers = [int(inner.name) for inner in path.iterdir() if inner.name.isdecimal() and (inner / "model.onnx").is_file()]
+    try:
+        numbers = [int(inner.name) for inner in path.iterdir() if inner.name.isdecimal() and (inner / "model.onnx").is_file()]
+    except PermissionError as error:  # as of a volume's lost+found; opened as a model it says so, to who starts the server or asks for it
+        return [RepositoryEntry(path.name, "1", Path(error.filename))]
     latest = str(max(numbers, default=0))
     return [RepositoryEntry(path.name, latest, path / latest / "model.onnx")] if numbers and (path / latest).is_dir() else []

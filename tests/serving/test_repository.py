@@ -1,13 +1,34 @@
 """A folder of models: listed, loaded and unloaded by clients, who never name a path."""
 
+from pathlib import Path
+
 import pytest
 
+from bbgrap.graph.onnx_read import read_model
+from bbgrap.serving.repository import Repository
 from tests.serving.clients import Grpc
 from tests.serving.conftest import serving
 from tests.serving.models import write_rows, write_slow
 from tests.serving.test_life import X
 
 pytestmark = pytest.mark.cluster
+
+
+def test_folders_that_cannot_be_read_keep_nothing_else_from_being_served(tmp_path, monkeypatch):
+    """As `lost+found` of a volume is for all but root."""
+    (tmp_path / "lost+found").mkdir()
+    write_rows(tmp_path / "rows.onnx")
+    looked = Path.iterdir
+
+    def refused(path):
+        if path.name == "lost+found":
+            raise PermissionError(13, "Permission denied", str(path))
+        return looked(path)
+
+    monkeypatch.setattr(Path, "iterdir", refused)
+    repository = Repository({}, tmp_path, lambda entry: read_model(entry.path))
+    assert repository.load_all().keys() == {"lost+found"}
+    assert repository.models.keys() == {"rows"}
 
 
 def listing(http, **said):
