@@ -119,10 +119,7 @@ def of_list(name: str, datatype: str, shape: tuple[int, ...], data: Sequence[Any
     """
     dtype = NUMPY[datatype]
     try:
-        array = np.array(data, object) if datatype == "BYTES" else np.array(data)
-        if dtype.kind == "u" and array.dtype.kind == "f":  # what numpy makes of small integers beside such from 2 ** 63 on
-            whole = np.array(data, object)
-            array = whole if all(type(item) is int for item in whole.flat) else array
+        array = _of_kind(dtype.kind, data)
     except (ValueError, OverflowError, RecursionError) as error:
         raise malformed(f"input '{name}': data: {error}") from None
     if array.size != prod(shape):
@@ -143,6 +140,17 @@ def of_list(name: str, datatype: str, shape: tuple[int, ...], data: Sequence[Any
     if dtype.kind in "fV" and flat.size and not np.array_equal(np.isfinite(converted.astype(np.float64)), np.isfinite(flat)):
         raise malformed(f"input '{name}': data: a number is too large for {datatype}")
     return _shaped(name, converted, shape)
+
+
+def _of_kind(kind: str, data: Sequence[Any]) -> Array:
+    """Return a list as what numpy makes of it, but for numbers that are another kind to it than they are to JSON."""
+    array = np.array(data, object) if kind == "O" else np.array(data)
+    if kind == "u" and array.dtype.kind == "f":  # small integers beside such from 2 ** 63 on
+        whole = np.array(data, object)
+        return whole if all(type(item) is int for item in whole.flat) else array
+    if kind in "fV" and array.dtype.kind == "O" and all(type(item) in (int, float) for item in array.flat):  # integers from 2 ** 64 on
+        return array.astype(np.float64)
+    return array
 
 
 def _list_of_texts(name: str, flat: Array) -> Array:

@@ -37,6 +37,22 @@ def test_lists_are_the_same_tensor(case):
     assert back.dtype == array.dtype
 
 
+@given(
+    st.sampled_from(["FP32", "FP64", "BF16"]),
+    st.lists(st.integers(2**64, 10**30) | st.integers(-(10**30), 10**30) | st.floats(-1e30, 1e30), min_size=1),
+)
+def test_whole_numbers_of_any_size_are_floats(name, numbers):
+    """JavaScript writes 1e20 as 100000000000000000000."""
+    back = datatypes.of_list("x", name, (1, len(numbers)), [numbers])
+    np.testing.assert_allclose(back[0].astype(np.float64), [float(number) for number in numbers], 0 if name == "FP64" else 2**-8, 1e-30)
+
+
+@pytest.mark.parametrize("wrong", [10**400, None, True, "1", {}])
+def test_what_is_no_number_beside_a_large_one_is_refused(wrong):
+    with pytest.raises(RefusedError):
+        datatypes.of_list("x", "FP64", (2,), [10**20, wrong])
+
+
 @given(TEXTS)
 def test_texts_go_both_ways(texts):
     array = np.array([*texts, "end"], object)
