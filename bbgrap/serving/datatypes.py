@@ -156,12 +156,12 @@ def _of_kind(kind: str, data: Sequence[Any]) -> Array:
 def _list_of_texts(name: str, flat: Array) -> Array:
     texts: Array = np.empty(flat.size, object)
     for number, item in enumerate(flat):
-        try:
-            texts[number] = item.decode() if isinstance(item, bytes) else item
-        except UnicodeDecodeError as error:
-            raise malformed(f"input '{name}': text {number}: {error}") from None
-        if not isinstance(texts[number], str):
+        if not isinstance(item, str | bytes):
             raise malformed(f"input '{name}': data: expected texts, got {_shown(item)}")
+        try:
+            texts[number] = (item.encode() if isinstance(item, str) else item).decode()  # JSON may have halves of characters
+        except UnicodeError as error:
+            raise malformed(f"input '{name}': text {number}: {error}") from None
     return texts
 
 

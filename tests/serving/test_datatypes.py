@@ -63,6 +63,12 @@ def test_texts_go_both_ways(texts):
         assert back.tolist() == array.tolist()
 
 
+@pytest.mark.parametrize("wrong", ["\ud800", b"\xff", 5, None])
+def test_what_is_no_text_is_refused(wrong):
+    with pytest.raises(RefusedError):
+        datatypes.of_list("x", "BYTES", (2,), ["a", wrong])
+
+
 @given(st.binary(max_size=60), st.integers(0, 8))
 def test_bytes_that_are_no_texts_are_refused(content, count):
     try:
