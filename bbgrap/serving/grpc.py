@@ -24,6 +24,9 @@ from bbgrap.serving.refusals import Refusal, RefusedError, malformed, refusal_of
 _BESIDE = 64
 """Calls at once beyond those in flight: questions for readiness must be answered when all places are taken."""
 
+_MOST_REASON = 1024
+"""Bytes of a reason; escaped they are up to three times as many."""
+
 _CONTENTS = {
     "BOOL": "bool_contents",
     **dict.fromkeys(("INT8", "INT16", "INT32"), "int_contents"),
@@ -98,10 +101,16 @@ def _answering(call: _Called, request: Any, response: Any) -> Callable[[bytes, A
             after = refused.kind.retry_after_s
             if after is not None:
                 context.set_trailing_metadata((("retry-after", str(after)),))
-            return await context.abort(getattr(grpc.StatusCode, refused.kind.code), refused.reason)
+            return await context.abort(getattr(grpc.StatusCode, refused.kind.code), _short(refused.reason))
         return json_format.ParseDict(value, response()) if isinstance(value, dict) else value
 
     return answer
+
+
+def _short(reason: str) -> str:
+    """Return the beginning of a reason: a status travels as a header, and clients take no more than 8 KiB of these, escaped."""
+    text = reason.encode("utf-8", "replace")
+    return text[:_MOST_REASON].decode("utf-8", "ignore") + (" ..." if len(text) > _MOST_REASON else "")
 
 
 def _message_in(body: bytes, kind: Any) -> Any:  # noqa: ANN401 - protobuf ships no types

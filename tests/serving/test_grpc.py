@@ -111,6 +111,16 @@ def test_wrong_requests_are_told_what_is_wrong(rpc):
     assert refused(rpc, made).code() is grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
+@pytest.mark.parametrize("begin", ["", "x"])
+def test_long_reasons_are_cut_between_characters(rpc, begin):
+    """A status of more than some KiB arrives as RESOURCE_EXHAUSTED."""
+    made = request()
+    made.inputs[0].name = begin + "é" * 20_000
+    error = refused(rpc, made)
+    assert (error.code(), error.details()[-6:]) == (grpc.StatusCode.INVALID_ARGUMENT, "éé ...")
+    assert 1000 < len(error.details().encode()) < 1030
+
+
 def test_deadlines_end_requests(rpc):
     slow = message("ModelInferRequest")(model_name="slow")
     for name, array in (("x", np.zeros(1)), ("times", np.array(3_000_000))):
