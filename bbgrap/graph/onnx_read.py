@@ -301,9 +301,16 @@ def _declared(value: onnx.ValueInfoProto) -> ModelInput:
     dtype = dtype_of(tensor.elem_type) if value.type.HasField("tensor_type") else DType.OTHER
     if dtype not in STORABLE:
         return ModelInput(value.name, DType.OTHER, None, value.type.SerializeToString(deterministic=True))
-    if not tensor.HasField("shape"):
-        return ModelInput(value.name, dtype, None)
-    return ModelInput(value.name, dtype, tuple(_dimension(d) for d in tensor.shape.dim))
+    return ModelInput(value.name, dtype, _shape(tensor))
+
+
+def declared_shape(item: ModelInput) -> tuple[int | str | None, ...] | None:
+    """Return the shape that the file declares, also of a tensor that numpy cannot hold; None without a rank."""
+    return _shape(onnx.TypeProto.FromString(item.onnx).tensor_type) if item.dtype is DType.OTHER else item.shape
+
+
+def _shape(tensor: onnx.TypeProto.Tensor) -> tuple[int | str | None, ...] | None:
+    return tuple(map(_dimension, tensor.shape.dim)) if tensor.HasField("shape") else None
 
 
 def _dimension(declared: onnx.TensorShapeProto.Dimension) -> int | str | None:

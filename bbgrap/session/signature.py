@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from bbgrap.errors import InputError
-from bbgrap.graph.onnx_read import ModelInput, OnnxModel
+from bbgrap.graph.onnx_read import ModelInput, OnnxModel, declared_shape
 from bbgrap.graph.onnx_types import text_of
 from bbgrap.graph.types import Array, DType
 from bbgrap.session.first_inputs import Shapes
@@ -45,7 +45,8 @@ class NodeArg:
     @classmethod
     def of(cls, declared: ModelInput) -> NodeArg:
         """Make one of what the file declares."""
-        return cls(declared.name, declared.dtype, list(declared.shape or ()), declared.shape is not None, declared.onnx)
+        shape = declared_shape(declared)
+        return cls(declared.name, declared.dtype, list(shape or ()), shape is not None, declared.onnx)
 
     def __str__(self) -> str:
         return f"NodeArg(name='{self.name}', type='{self.type}', shape={self.shape})"

@@ -49,6 +49,7 @@ def test_questions_are_answered(http):
     config = http.json("GET", "/v2/models/rows/config")[1]
     assert (config["max_batch_size"], config["input"]) == (0, [{"name": "x", "data_type": "TYPE_FP32", "dims": [-1, 4]}])
     assert {model["name"] for model in http.json("GET", "/v2/models/stats")[1]["model_stats"]} >= {"rows", "types", "triton"}
+    assert [item["shape"] for item in http.json("GET", "/v2/models/bfloat16")[1]["inputs"]] == [[3], [3]]
     for path, method in (
         ("/v2/nothing", "GET"),
         ("/v2/health", "GET"),

@@ -3,10 +3,12 @@
 import re
 
 import numpy as np
+import onnx
 import pytest
 
+from bbgrap.engine.sessions import make_session
 from bbgrap.errors import InputError
-from bbgrap.graph.onnx_read import ModelInput
+from bbgrap.graph.onnx_read import ModelInput, read_model
 from bbgrap.graph.types import DType
 from bbgrap.session.signature import NodeArg, Signature
 
@@ -84,6 +86,17 @@ def test_shapes_that_fit():
 def test_shapes_that_do_not_fit(shape):
     with pytest.raises(InputError, match=rf"input 'image': expected a shape of float\[N, 3, \?\], got {re.escape(str(shape))}"):
         signature(IMAGE).check_shapes({} if shape is None else {"image": shape})
+
+
+@pytest.mark.parametrize("shape", [["N", 4], [3, None], [], None])
+def test_shapes_are_onnxruntimes_also_of_numbers_that_numpy_lacks(shape, tmp_path):
+    values = [onnx.helper.make_tensor_value_info(name, onnx.TensorProto.BFLOAT16, shape) for name in "xy"]
+    graph = onnx.helper.make_graph([onnx.helper.make_node("Identity", ["x"], ["y"])], "g", values[:1], values[1:])
+    onnx.save(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 19)], ir_version=9), tmp_path / "m.onnx")
+    ours, plain = Signature.of(read_model(tmp_path / "m.onnx")), make_session(tmp_path / "m.onnx", threads=1)
+    assert [arg.shape for arg in ours.inputs] == [arg.shape for arg in plain.get_inputs()]
+    assert [arg.shape for arg in ours.outputs] == [arg.shape for arg in plain.get_outputs()]
+    assert ours.inputs[0].has_rank == (shape is not None)
 
 
 def test_declared_shapes_must_be_concrete():
