@@ -132,7 +132,7 @@ class ConnectionThread:
             while place < 0:
                 if len(read) > MOST_BYTES or not may_be_inference(read):
                     return read
-                read += self._more()
+                read += self._more_of_head()
                 place = read.find(END)
             text = read[: place + len(END)]
             head = self._head(text)
@@ -146,20 +146,17 @@ class ConnectionThread:
                 return read
             if self.is_ending:
                 raise _EndedError
-            read = read or self._next()
+            read = read or self._more_of_head()
 
-    def _next(self) -> bytes:
-        """Wait for the next request's first bytes."""
+    def _more_of_head(self) -> bytes:
+        """Wait for the next bytes of a head, of which nothing or a part is here: a server that ends does not wait for them."""
         self._is_waiting = True
         try:
             if self.is_ending:
                 raise _EndedError
-            return self._more()
+            more = self._socket.recv(MOST_BYTES)
         finally:
             self._is_waiting = False
-
-    def _more(self) -> bytes:
-        more = self._socket.recv(MOST_BYTES)
         if not more:
             raise _EndedError
         return more

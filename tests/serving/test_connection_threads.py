@@ -161,12 +161,14 @@ def test_a_client_that_goes_in_the_middle_is_forgotten(served):
 
 
 @pytest.mark.cluster
-def test_an_idle_connection_does_not_keep_a_server_from_ending(cluster, models, tmp_path):
+@pytest.mark.parametrize("begun", [b"", infer()[:60]])
+def test_an_idle_connection_does_not_keep_a_server_from_ending(cluster, models, tmp_path, begun):
     from tests.serving.conftest import serving
 
     with serving(cluster.address, models, tmp_path / "log") as server, connection_to(server) as (connection, stream):
         connection.sendall(infer(3))
         assert rows_of(answer(stream)) == 3
+        connection.sendall(begun)
         began = time.monotonic()
         server.process.terminate()
         assert server.process.wait(20) == 0
