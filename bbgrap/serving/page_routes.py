@@ -40,6 +40,7 @@ _HEADERS = {
     "cache-control": "no-cache",
 }
 _KINDS = {"html": "text/html; charset=utf-8", "js": "text/javascript", "css": "text/css; charset=utf-8", "svg": "image/svg+xml"}
+_STREAM = "text/event-stream"
 _FILES = ("index.html", "page.css", "page.js", "panels.js", "plans.js", "draw.js", "icon.svg")
 _THEMES = "".join(
     f':root[data-theme="{name}"] :is(body, svg).bbgrap {{{colours}}}\n:root[data-theme="{name}"] {{ color-scheme: {name}; }}\n'
@@ -52,7 +53,9 @@ def page_routes(poller: StatusPoller, tracing: Tracing) -> list[BaseRoute]:
     """Return the routes of the page and of `/metrics`."""
     files = {name: _file(name) for name in _FILES}
 
-    async def told(_: Request) -> Response:
+    async def told(request: Request) -> Response:
+        if request.method == "HEAD":
+            return _answer(b"", _STREAM)
         if tracing.watchers >= MAX_PAGES:
             return _refused(503, f"{MAX_PAGES} pages are open; close one")
         return _Stream(poller, tracing)
@@ -98,7 +101,7 @@ class _Stream(Response):
     """What one page is told, until it goes or the server stops."""
 
     def __init__(self, poller: StatusPoller, tracing: Tracing) -> None:
-        super().__init__(None, 200, {**_HEADERS, "content-type": "text/event-stream", "cache-control": "no-store"})
+        super().__init__(None, 200, {**_HEADERS, "content-type": _STREAM, "cache-control": "no-store"})
         del self.headers["content-length"]
         self._poller = poller
         self._tracing = tracing

@@ -65,6 +65,8 @@ def test_the_page_loads_its_own_files_and_its_policy_allows_nothing_else(http):
         assert not re.search(rb"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\b", content), name
     assert http.ask("GET", "/page/..%2fhttp.py")[0] == 404
     assert http.ask("POST", "/")[0] == 405
+    assert (http.ask("HEAD", "/live"), http.headers["content-type"]) == ((200, b""), "text/event-stream")
+    assert http.ask("GET", "/page/page.js")[0] == 200  # the same connection goes on
 
 
 @pytest.mark.cluster
