@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import re
 import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -17,6 +18,9 @@ from bbgrap.serving.refusals import Refusal, RefusedError, malformed
 
 _WINDOW = {"gzip": 31, "deflate": 15}
 """zlib's `wbits` by the name of an encoding."""
+
+_UNWANTED = re.compile(r";\s*q\s*=\s*0(\.0*)?\s*(;|$)")
+"""In a part of `Accept-Encoding`: not this one."""
 
 COMPRESSED_FROM = 1024
 """Answers below this many bytes fit into a packet either way."""
@@ -52,7 +56,7 @@ def compress(parts: Sequence[BodyBytes], encoding: str) -> bytes:
 
 def accepted_encoding(accept: str) -> str:
     """Return how an answer may be compressed, by the header `Accept-Encoding`; empty: not at all."""
-    offered = {part.split(";")[0].strip() for part in accept.lower().split(",") if "q=0" not in part.replace(" ", "").split(";")}
+    offered = {part.split(";")[0].strip() for part in accept.lower().split(",") if not _UNWANTED.search(part)}
     return next((name for name in _WINDOW if name in offered), "")
 
 

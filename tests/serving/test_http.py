@@ -10,6 +10,7 @@ import onnxruntime as ort
 import pytest
 
 import bbgrap
+from bbgrap.serving.http_bodies import accepted_encoding
 from tests.serving.clients import JSON_LENGTH, binary_body, json_body, outputs_of
 
 pytestmark = pytest.mark.cluster
@@ -36,6 +37,21 @@ def bfloat16():
 
 def same(got, want):
     return got.dtype == want.dtype and got.shape == want.shape and got.tolist() == want.tolist()
+
+
+@pytest.mark.parametrize(
+    ("accept", "encoding"),
+    [
+        ("gzip", "gzip"),
+        ("GZIP;q=0.1, deflate", "gzip"),
+        ("gzip;q=0", ""),
+        ("gzip; q=0.0", ""),
+        ("gzip ;Q=0.000, deflate;q=0.001", "deflate"),
+        ("br, x-gzip", ""),
+    ],
+)
+def test_answers_are_compressed_as_is_accepted(accept, encoding):
+    assert accepted_encoding(accept) == encoding
 
 
 def test_questions_are_answered(http):
