@@ -116,7 +116,9 @@ def serve(
             if address and not address.startswith(("127.", "localhost:", "[::1]:")):
                 say(f"{option} {address}: whoever reaches it may use these models, and what is sent can be read on the network")
         with _tracing(otlp, record_every) as tracing:
-            _serve(connection, named, folder, options, states, max_sequences, limits, tracing, listening, grpc, _names(http, host or []))
+            _serve(
+                connection, named, folder, options, states, max_sequences, limits, tracing, listening, grpc, host or [], _own_names(http)
+            )
 
 
 def _named(texts: list[str]) -> dict[str, Path]:
@@ -160,13 +162,13 @@ def _states(texts: list[str]) -> dict[str, StateText]:
     return states
 
 
-def _names(http: str, more: list[str]) -> Collection[str]:
-    """Return what clients may call the server: what it was told, where it listens, and the machine's own name."""
+def _own_names(http: str) -> Collection[str]:
+    """Return what clients may call the server without `--host`: where it listens, and the machine's own name."""
     import socket
 
     from bbgrap.protocol.addresses import host_of
 
-    return {*more, host_of(http), socket.gethostname()}
+    return {host_of(http), socket.gethostname()}
 
 
 @contextmanager
@@ -196,6 +198,7 @@ def _serve(
     listening: socket.socket,
     grpc: str,
     names: Collection[str],
+    own_names: Collection[str],
 ) -> None:
     import asyncio
     import sys
@@ -222,4 +225,4 @@ def _serve(
         say(f"serving {served}{f', gRPC at {rpc}' if rpc else ''}; the URL shows the cluster; Ctrl-C stops it")
 
     gateway = Gateway(connection, repository, limits, tracing)
-    asyncio.run(run(gateway, listening, grpc, ready, page_routes(StatusPoller(gateway), tracing), names))
+    asyncio.run(run(gateway, listening, grpc, ready, page_routes(StatusPoller(gateway), tracing), names, own_names))

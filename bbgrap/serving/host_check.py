@@ -22,11 +22,16 @@ _AUTHORITY = re.compile(r"(\[[^\]]*\]|[^:]*)(?::\d*)?")
 
 
 class HostCheck:
-    """An application that answers only to addresses, `localhost` and its own names; all else is refused before it is read."""
+    """An application that answers only to addresses, `localhost` and its names, and to pages from where it was called.
 
-    def __init__(self, app: ASGIApp, names: Collection[str]) -> None:
+    All else is refused before it is read.
+    """
+
+    def __init__(self, app: ASGIApp, names: Collection[str], own: Collection[str] = ()) -> None:
+        """Answer to `names`, and to their pages; to `own` names of the machine, whose other ports may have pages of anybody."""
         self._app = app
-        self._names = {name.lower().rstrip(".") for name in names} | {"localhost"}
+        self._names = {name.lower().rstrip(".") for name in names}
+        self._own = self._names | {name.lower().rstrip(".") for name in own} | {"localhost"}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request, or say that it is for somebody else."""
@@ -49,7 +54,7 @@ class HostCheck:
                 )
         for origin in (value.decode("latin-1").lower() for name, value in headers if name == b"origin"):
             asked_by = origin.partition("://")[2]
-            if asked_by not in hosts and _host_of(asked_by) not in self._names - {"localhost"}:
+            if asked_by not in hosts and _host_of(asked_by) not in self._names:
                 return (
                     f"Origin: web pages of others may not use this server, got {origin[:100]!r}; serve with --host NAME for pages of NAME"
                 )
@@ -58,7 +63,7 @@ class HostCheck:
     def _is_own(self, authority: str) -> bool:
         host = _host_of(authority)
         try:
-            return host in self._names or bool(ip_address(host.strip("[]")))
+            return host in self._own or bool(ip_address(host.strip("[]")))
         except ValueError:
             return False
 

@@ -144,6 +144,7 @@ async def serve(
     on_ready: Callable[[str, str], None],
     more: Sequence[BaseRoute] = (),
     names: Collection[str] = (),
+    own_names: Collection[str] = (),
 ) -> None:
     """Serve until SIGTERM or SIGINT; a second one ends at once.
 
@@ -153,13 +154,14 @@ async def serve(
         grpc_address: Where gRPC is spoken; empty: nowhere.
         on_ready: Called once, when the models have been loaded, with the URL and gRPC's `HOST:PORT`.
         more: Further routes of the HTTP server.
-        names: What the HTTP server may be called besides its addresses.
+        names: What the HTTP server may be called besides its addresses, and whose pages may use it.
+        own_names: What else it may be called.
 
     Raises:
         UsageError: if gRPC's address cannot be had, or its package is missing.
         ModelError: if a model that was named at the start cannot be loaded.
     """
-    named = HostCheck(make_app(gateway, more), names)
+    named = HostCheck(make_app(gateway, more), names, own_names)
     config = uvicorn.Config(
         named,
         log_config=None,

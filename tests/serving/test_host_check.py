@@ -3,6 +3,7 @@
 import asyncio
 import json
 import socket
+from urllib.parse import urlsplit
 
 import pytest
 from hypothesis import given
@@ -71,6 +72,9 @@ def test_a_server_refuses_them_on_every_route(cluster, models, tmp_path):
         for method, path in asked:
             answered, content = http.ask(method, path, b"{}" if method == "POST" else None, {"Host": "evil.example"})
             assert (answered, "--host NAME" in json.loads(content)["error"]) == (421, True), path
-        assert http.ask("POST", "/v2/repository/models/rows/unload", b"{}", {"Origin": "http://evil.example"})[0] == 421
+        for name in ("evil.example", "localhost:1", "127.0.0.1:1", f"{socket.gethostname()}:1"):  # other ports are other people's
+            assert http.ask("POST", "/v2/repository/models/rows/unload", b"{}", {"Origin": f"http://{name}"})[0] == 421, name
+        for name in (urlsplit(server.url).netloc, "models.example", "models.example:1"):
+            assert http.ask("POST", "/v2/repository/models/rows/load", b"{}", {"Origin": f"http://{name}"})[0] == 200, name
         for name in ("models.example", "MODELS.example:80", "localhost", socket.gethostname(), "127.0.0.1:1", "[::1]"):
             assert http.ask("GET", "/v2/models/rows", headers={"Host": name})[0] == 200, name
