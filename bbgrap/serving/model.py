@@ -75,7 +75,8 @@ class ServedModel:
             BbgrapError: if the model cannot be read, or has values that the protocol cannot carry.
         """
         pairs = None if state is None else state.state
-        session = InferenceSession(path, cluster=connection, options=options, state=pairs, deadline_s=deadline_s + _SPARE_S)
+        wait_s = deadline_s + _SPARE_S
+        session = InferenceSession(path, cluster=connection, options=options, state=pairs, name=name, deadline_s=wait_s)
         kept = {name for pair in session.options.state for name in pair}
         inputs, outputs = ([arg for arg in args if arg.name not in kept] for args in (session.get_inputs(), session.get_outputs()))
         specs = tuple(_spec(arg, "input") for arg in inputs), tuple(_spec(arg, "output") for arg in outputs)

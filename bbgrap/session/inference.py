@@ -64,6 +64,7 @@ class InferenceSession(OrtSurface):
         state: StateOption | None = None,
         top: Mapping[str, int] | None = None,
         wait: bool | None = None,
+        name: str | None = None,
         deadline_s: float = 300.0,
         on_progress: OnProgress | None = None,
         **kwargs: Any,  # noqa: ANN401 - onnxruntime's undocumented ones
@@ -84,6 +85,7 @@ class InferenceSession(OrtSurface):
             top: Outputs of which only so many largest elements along the last axis are wanted: `NAME.values` and `NAME.indices` take the
                 place of each.
             wait: Whether the first request of some shapes waits for their plan; None: unless the planner is `auto`.
+            name: What the cluster calls the model, in figures and errors; None: as its file.
             deadline_s: A request without an answer after this long fails, bringing the model and planning included.
             on_progress: Called while a model is brought, planned and deployed, with what has a `text`; in bytes where those count.
             kwargs: onnxruntime's `enable_fallback`, `disabled_optimizers` and `read_config_from_model`.
@@ -104,7 +106,7 @@ class InferenceSession(OrtSurface):
             self._path = self._written(path_or_bytes) if isinstance(path_or_bytes, bytes) else path_of(path_or_bytes)
             if top is not None:
                 self.options = replace(self.options, top=tuple(top.items()))
-            self._read(read_model(self._path))
+            self._read(read_model(self._path), name)
             if state is not None:
                 self.options = replace(self.options, state=pairs_of(state, self._signature, self._name))
             self._connection, is_mine = connection_to(cluster)
@@ -124,14 +126,14 @@ class InferenceSession(OrtSurface):
         self._pool: ThreadPoolExecutor | None = None
         self._lock = threading.Lock()
 
-    def _read(self, model: OnnxModel) -> None:
+    def _read(self, model: OnnxModel, name: str | None) -> None:
         """Keep what is to be known of a model here; what onnxruntime may refuse is refused now, not by the first run."""
-        self._files = ModelFiles(self._path, model.files)
+        self._files = ModelFiles(self._path, model.files, f"{name}.onnx" if name else "")
         if structure_fault(model) or has_foreign_operators(model):
             confirm_runs(self._path)
         if self._sess_options.optimized_model_filepath:
             open_session(self._path, self._sess_options, {})  # writes it
-        self._name = model.name
+        self._name = name or model.name
         self._metadata = metadata_of(model)
         self._signature = Signature.of(with_top_outputs(model, dict(self.options.top)))
 

@@ -27,21 +27,21 @@ class ModelFiles:
     was there at first, as `_seen` tells.
     """
 
-    def __init__(self, path: Path, weight_files: Sequence[str]) -> None:
-        """Take the model's file, and the names of the others.
+    def __init__(self, path: Path, weight_files: Sequence[str], name: str = "") -> None:
+        """Take the model's file, and the names of the others; by `name` the cluster knows the first, else by its own.
 
         Raises:
             ModelError: if a weight file is not beside the model.
         """
-        for name in weight_files:
-            if Path(name).name != name:
+        for weights in weight_files:
+            if Path(weights).name != weights:
                 raise ModelError(
-                    f"model: its weights are in '{name}'; a cluster takes weight files that lie beside the model, not in folders"
+                    f"model: its weights are in '{weights}'; a cluster takes weight files that lie beside the model, not in folders"
                 )
-        self._folder = path.absolute().parent
-        self._names = (path.name, *weight_files)
+        self._path = path.absolute()
+        self._names = (name or path.name, *weight_files)
         # Not the digests: large files are read once only, when they are brought.
-        self._seen = {name: _version((self._folder / name).stat()) for name in self._names}
+        self._seen = {each: _version(self._path_of(each).stat()) for each in self._names}
         self._described: tuple[ModelFile, ...] = ()
 
     def bring(self, connection: Connection, left_s: Callable[[], float], on_progress: OnProgress | None = None) -> str:
@@ -96,7 +96,7 @@ class ModelFiles:
         stream.seek(offset)
         content = stream.read(min(MAX_CHUNK_BYTES, file.size - offset))
         if not content and file.size:
-            raise ModelError(f"model: '{self._folder / file.name}' had {file.size} bytes, now {offset}; it changed while it was sent")
+            raise ModelError(f"model: '{self._path_of(file.name)}' had {file.size} bytes, now {offset}; it changed while it was sent")
         return ModelChunk(number, file.digest, offset, (content,))
 
     def _describe(self, name: str) -> ModelFile:
@@ -105,7 +105,7 @@ class ModelFiles:
             return ModelFile(name, digest, stream.tell())
 
     def _open(self, name: str) -> BufferedReader:
-        path = self._folder / name
+        path = self._path_of(name)
         try:
             stream = path.open("rb")
         except OSError as error:
@@ -116,6 +116,9 @@ class ModelFiles:
             stream.close()
             raise ModelError(f"model: '{path}' has changed since this session was made of it; make another one")
         return stream
+
+    def _path_of(self, name: str) -> Path:
+        return self._path if name == self._names[0] else self._path.parent / name
 
 
 def _version(status: os.stat_result) -> tuple[int, int, int]:

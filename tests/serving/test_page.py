@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import signal
 import xml.etree.ElementTree as ET
 from dataclasses import asdict
@@ -121,14 +122,31 @@ def test_metrics_are_the_clusters(http, cluster):
 
 
 @pytest.mark.cluster
+def test_models_are_called_as_they_are_served(cluster, models, tmp_path):
+    """Whatever their files are called, and also where two are one file."""
+    file, folder = models / "triton" / "1" / "model.onnx", tmp_path / "models"
+    folder.mkdir()
+    shutil.copytree(models / "triton", folder / "detector")
+    with serving(cluster.address, folder, tmp_path / "log", f"one={file}", f"two={file}") as server, server.http() as http:
+        names = {"one", "two", "detector"}
+        for name in names:
+            http.run(name, X)
+        with Page(server.url) as page:
+            assert {model["name"] for model in page.next("status")["models"]} >= names
+        counted = re.findall(
+            r'bbgrap_requests_total\{digest="\w+",model="(\w+)",outcome="done"\} 1.0', http.ask("GET", "/metrics")[1].decode()
+        )
+        assert set(counted) >= names
+
+
+@pytest.mark.cluster
 @pytest.mark.faults
 def test_requests_are_recorded_while_a_page_is_open_and_failures_stay_failures(cluster, models, tmp_path):
     trace, options = "ab" * 16, ("--record-every", "0", "--log-format", "json", "--otlp")
     with receiver() as received, serving(cluster.address, models, tmp_path / "log", *options, received.endpoint) as server:
         with server.http() as http, Page(server.url) as page:
             http.run("triton", X)
-            # Triton's layout has files of one name.
-            key = plan_of(page.until("status", lambda told: plan_of(told, "model") is not None), "model")["plan"]
+            key = plan_of(page.until("status", lambda told: plan_of(told, "triton") is not None), "triton")["plan"]
             before = http.json("GET", f"/live/plans/{key}")[1]["recorded_at"]
             body, headers = binary_body(X)
             assert http.ask("POST", "/v2/models/triton/infer", body, {**headers, "traceparent": f"00-{trace}-{'cd' * 8}-01"})[0] == 200

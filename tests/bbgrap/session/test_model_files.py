@@ -155,3 +155,13 @@ def test_a_relative_path_is_taken_from_where_it_was_given(tmp_path, monkeypatch,
 def test_weights_in_folders_are_refused_at_once(tmp_path):
     with pytest.raises(ModelError, match=r"its weights are in 'sub/net.data'; a cluster takes weight files that lie beside the model"):
         ModelFiles(tmp_path / "net.onnx", ("sub/net.data",))
+
+
+def test_the_models_file_goes_by_the_name_that_it_is_given(tmp_path, content):
+    """As one of many `model.onnx`; those of weights keep theirs, for the model has them inside."""
+    for name, held in (("model.onnx", b"model"), ("w.bin", content)):
+        (tmp_path / name).write_bytes(held)
+    coordinator, plain = LossyCoordinator(tmp_path / "store"), LossyCoordinator(tmp_path / "other")
+    digest = ModelFiles(tmp_path / "model.onnx", ["w.bin"], "detector.onnx").bring(coordinator, left_s)
+    assert digest != ModelFiles(tmp_path / "model.onnx", ["w.bin"]).bring(plain, left_s)
+    assert coordinator.store.stored() == plain.store.stored()
