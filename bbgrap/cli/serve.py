@@ -208,7 +208,6 @@ def _serve(
     from bbgrap.serving.page_routes import page_routes
     from bbgrap.serving.repository import Repository, RepositoryEntry
     from bbgrap.serving.server import serve as run
-    from bbgrap.serving.status_poller import StatusPoller
 
     def load(entry: RepositoryEntry) -> ServedModel:
         state = states.get(entry.name)
@@ -225,4 +224,4 @@ def _serve(
         say(f"serving {served}{f', gRPC at {rpc}' if rpc else ''}; the URL shows the cluster; Ctrl-C stops it")
 
     gateway = Gateway(connection, repository, limits, tracing)
-    asyncio.run(run(gateway, listening, grpc, ready, page_routes(StatusPoller(gateway), tracing), names, own_names))
+    asyncio.run(run(gateway, listening, grpc, ready, page_routes(gateway), names, own_names))

@@ -1,7 +1,6 @@
 """A coordinator's status as Prometheus scrapes it: text exposition format, base units, counters that end in `_total`.
 
-Names that begin with `nv_inference_` are Triton's, for dashboards that were made for it; they are untyped, for Triton's names and
-microseconds are not what Prometheus asks of a counter. Needs prometheus-client (extra `serve`).
+Needs prometheus-client (extra `serve`).
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from bbgrap.protocol.status_messages import LATENCY_BUCKETS_S, ModelStatus, Stat
 
 try:
     from prometheus_client.exposition import generate_latest
-    from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric, UnknownMetricFamily
+    from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 except ImportError as error:
     raise UsageError(f"metrics: {error.name} is not installed; install it with: pip install 'bbgrap[serve]'") from None
 
@@ -25,8 +24,8 @@ _SHORT = 12
 _MODEL = ("model", "digest")
 
 
-def exposition(status: Status | None, *, triton: bool = True) -> str:
-    """Return the metrics of a status; None: the coordinator does not answer. With `triton`, some have Triton's names, too."""
+def exposition(status: Status | None, more: Iterable[Metric] = ()) -> str:
+    """Return the metrics of a status, and others; None: the coordinator does not answer."""
 
     class _Collector:
         def collect(self) -> Iterable[Metric]:
@@ -37,7 +36,7 @@ def exposition(status: Status | None, *, triton: bool = True) -> str:
                 yield from _links(status)
                 yield from _requests(status)
                 yield from _plans(status)
-                yield from _triton(status) if triton else ()
+            yield from more
 
     return generate_latest(_Collector()).decode()
 
@@ -149,21 +148,3 @@ def _plans(status: Status) -> Iterator[Metric]:
     )
     expected = [(labels, s.predicted_s) for labels, s in segments if s.predicted_s]
     yield _gauge("bbgrap_segment_predicted_seconds", "What was predicted of them.", (*keys, "node", "segment"), expected)
-
-
-def _triton(status: Status) -> Iterator[Metric]:
-    counts = [((m.name, m.model[:_SHORT]), m, m.requests) for m in status.models]
-    for name, values in (
-        ("request_success", [r.get("done", 0) for _, _, r in counts]),
-        ("request_failure", [sum(count for how, count in r.items() if how != "done") for _, _, r in counts]),
-        ("count", [r.get("done", 0) for _, _, r in counts]),
-        ("exec_count", [r.get("done", 0) for _, _, r in counts]),
-        ("request_duration_us", [round(1e6 * m.latency.sum_s) for _, m, _ in counts]),
-        ("queue_duration_us", [round(1e6 * m.queued_s) for _, m, _ in counts]),
-        ("compute_infer_duration_us", [round(1e6 * (m.latency.sum_s - m.queued_s)) for _, m, _ in counts]),
-        ("pending_request_count", [m.waiting for _, m, _ in counts]),
-    ):
-        family = UnknownMetricFamily(f"nv_inference_{name}", "As Triton counts it.", labels=("model", "version"))
-        for (labels, _, _), value in zip(counts, values, strict=True):
-            family.add_metric(labels, value)
-        yield family

@@ -18,9 +18,10 @@ from starlette.types import Message, Receive, Scope, Send
 from bbgrap.errors import BbgrapError
 from bbgrap.observing.metrics import CONTENT_TYPE, exposition
 from bbgrap.report.svg import DARK, LIGHT, STYLE
-from bbgrap.serving.gateway import ended
+from bbgrap.serving.gateway import Gateway, ended
 from bbgrap.serving.status_poller import StatusPoller
 from bbgrap.serving.tracing import Tracing
+from bbgrap.serving.triton_metrics import triton_metrics
 from bbgrap.session.calls import StoppedError
 
 MAX_PAGES = 64
@@ -49,8 +50,9 @@ _THEMES = "".join(
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
-def page_routes(poller: StatusPoller, tracing: Tracing) -> list[BaseRoute]:
+def page_routes(gateway: Gateway) -> list[BaseRoute]:
     """Return the routes of the page and of `/metrics`."""
+    poller, tracing = StatusPoller(gateway), gateway.tracing
     files = {name: _file(name) for name in _FILES}
 
     async def told(request: Request) -> Response:
@@ -71,7 +73,8 @@ def page_routes(poller: StatusPoller, tracing: Tracing) -> list[BaseRoute]:
 
     async def metrics(_: Request) -> Response:
         status = (await poller.snapshot()).status
-        return _answer((await asyncio.to_thread(exposition, status)).encode(), CONTENT_TYPE)
+        models = [model for _, model in sorted(gateway.repository.models.items())]
+        return _answer((await asyncio.to_thread(exposition, status, triton_metrics(models, status))).encode(), CONTENT_TYPE)
 
     return [
         Route("/", files["index.html"], methods=["GET"]),

@@ -11,6 +11,7 @@ import urllib.parse
 import urllib.request
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -18,6 +19,8 @@ import yaml
 
 import bbgrap
 from bbgrap.observing.metrics import CONTENT_TYPE, exposition
+from bbgrap.serving.statistics import Statistics
+from bbgrap.serving.triton_metrics import triton_metrics
 from tests.bbgrap.observing.statuses import STATUS
 
 pytestmark = [
@@ -34,9 +37,11 @@ ALERTS = [(rule["alert"], rule["expr"]) for group in yaml.safe_load(RULES.read_t
 
 def test_promtool_accepts_the_metrics():
     """But for the units in Triton's names, which are Triton's."""
-    lints = subprocess.run(["promtool", "check", "metrics"], input=exposition(STATUS, triton=False), capture_output=True, text=True)
-    assert (lints.returncode, lints.stdout, lints.stderr) == (0, "", "")
     lints = subprocess.run(["promtool", "check", "metrics"], input=exposition(STATUS), capture_output=True, text=True)
+    assert (lints.returncode, lints.stdout, lints.stderr) == (0, "", "")
+    served = SimpleNamespace(name="resnet50", version="1", statistics=Statistics())
+    text = exposition(STATUS, triton_metrics([served], STATUS))
+    lints = subprocess.run(["promtool", "check", "metrics"], input=text, capture_output=True, text=True)
     assert lints.stderr
     assert all(line.startswith("nv_inference_") and line.endswith("abbreviated units") for line in lints.stderr.splitlines())
 

@@ -8,15 +8,19 @@ import xml.etree.ElementTree as ET
 from dataclasses import asdict
 from html.parser import HTMLParser
 from importlib import resources
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from bbgrap.protocol.status_messages import PlanShown
 from bbgrap.serving.plan_pictures import drawn
+from bbgrap.serving.statistics import Durations, Statistics
 from bbgrap.serving.status_poller import _event
 from bbgrap.serving.tracing import Tracing
+from bbgrap.serving.triton_metrics import triton_metrics
 from tests.bbgrap.observing.receiver import receiver
+from tests.bbgrap.observing.statuses import MODEL, STATUS
 from tests.serving.clients import binary_body
 from tests.serving.conftest import await_, serving
 from tests.serving.pages import Page
@@ -137,6 +141,19 @@ def test_models_are_called_as_they_are_served(cluster, models, tmp_path):
             r'bbgrap_requests_total\{digest="\w+",model="(\w+)",outcome="done"\} 1.0', http.ask("GET", "/metrics")[1].decode()
         )
         assert set(counted) >= names
+
+
+def test_triton_s_names_tell_what_is_counted_here_and_who_waits_there():
+    served = SimpleNamespace(name=MODEL.name, version="3", statistics=Statistics())
+    served.statistics.succeeded(5_000_000, Durations(1_000_000, 20_000, 3_000_000, 4_000))
+    found = {family.name.removeprefix("nv_inference_"): family.samples for family in triton_metrics([served], STATUS)}
+    assert {sample.labels["version"] for samples in found.values() for sample in samples} == {"3"}
+    values = {name: samples[0].value for name, samples in found.items()}
+    assert values.pop("pending_request_count") == MODEL.waiting > 0
+    assert values.pop("request_success") == values.pop("count") == 1
+    assert values.pop("request_failure") == values.pop("exec_count") == 0
+    parts = {"queue": 1000, "compute_input": 20, "compute_infer": 3000, "compute_output": 4, "request": 5000}
+    assert values == {f"{name}_duration_us": value for name, value in parts.items()}
 
 
 @pytest.mark.cluster

@@ -45,16 +45,6 @@ def test_who_was_lost_is_down_and_who_left_is_not_there():
     }
 
 
-def test_triton_s_names_are_there_where_they_are_wanted():
-    found = read(exposition(STATUS))
-    labels = {"model": "resnet50", "version": "0123456789ab"}
-    assert value(found, "nv_inference_request_success", **labels) == 12
-    assert value(found, "nv_inference_request_failure", **labels) == 3
-    assert value(found, "nv_inference_request_duration_us", **labels) == 840_000
-    assert value(found, "nv_inference_queue_duration_us", **labels) == 500_000
-    assert "nv_inference" not in exposition(STATUS, triton=False)
-
-
 def test_a_coordinator_that_is_away_is_down():
     assert read(exposition(None)) == {("bbgrap_coordinator_up", frozenset()): 0}
 
