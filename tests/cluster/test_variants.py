@@ -60,7 +60,7 @@ def test_a_stream_survives_the_loss_of_an_agent(fresh):
 
 
 def test_more_requests_than_the_coordinator_queues_wait_at_the_client(fresh):
-    """While no agent is there more requests come than may wait; all are answered when one is back."""
+    """While no agent is there more requests come than one client may have wait; all are answered when one is back."""
     session = bbgrap.InferenceSession(tiny.model_bytes(), cluster=fresh.connection, planner="bbgrap")
     session.prepare({"x": (66, 4)})
     fresh.kill("agent0")
@@ -80,10 +80,10 @@ def test_more_requests_than_the_coordinator_queues_wait_at_the_client(fresh):
         with ThreadPoolExecutor(1) as pool:
             running = pool.submit(run_all, session, [rows(66, seed) for seed in range(300)], 300)
             deadline = time.monotonic() + 20
-            while not any("256 requests" in text for text in said) and time.monotonic() < deadline:
+            while not any("128 of them of this client" in text for text in said) and time.monotonic() < deadline:
                 time.sleep(0.05)
             fresh.add_agent("agent0")
             running.result()
     finally:
         del session._connection.try_call
-    assert any("256 requests" in text for text in said)
+    assert any("128 of them of this client" in text for text in said)
