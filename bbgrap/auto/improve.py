@@ -38,7 +38,6 @@ class _Climber:
     def __init__(self, evaluator: Evaluator, ingredients: Sequence[Tiles]) -> None:
         self.evaluator = evaluator
         self.ingredients = ingredients
-        self.graph = evaluator.pieces.graph
         self.layers = layers(evaluator)
 
     def climb(self, start: Tiles, score: Score) -> Improved:

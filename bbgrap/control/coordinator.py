@@ -99,19 +99,19 @@ class CoordinatorMachine:
         kept = stored or SavedState()
         self.settings = settings
         self.members = Members(settings, kept)
-        self.links = Links(settings, self.members)
+        self.links = Links(self.members)
         self.loading = Loading(settings, self.members)
-        self.planning = Planning(settings, self.members, self.links, self.loading)
+        self.planning = Planning(self.members, self.links, self.loading)
         self.standbys = Standbys(self.members, self.links, self.loading)
         self.uploads = Uploads(dict(kept.files), kept.models)
-        self.profiling = Profiling(settings, self.members)
+        self.profiling = Profiling(self.members)
         spares = SparePlans(self.members, self.links, self.loading, self.standbys)
         self.statistics = RequestStatistics(settings, now)
         self.requests = Requests(settings, self.members, self.loading, self.planning, self.standbys, spares, self.statistics)
         self.recovery = self.requests.recovery
         self.status = StatusReader(self.members, self.links, self.requests, self.statistics)
         self.faults = LinkFaults(settings, self.members, self.links, self.loading, self.planning, self.recovery)
-        self.queries = Queries(self.members, self.loading, self.planning, self.status)
+        self.queries = Queries(self.members, self.planning, self.status)
         self.blame = Blame(self.loading, self.planning, self.requests)
         self._restore(kept, now)
 
@@ -415,8 +415,7 @@ class CoordinatorMachine:
         for plan in (*self.planning.waits_for_time(now), *self.standbys.waits_for_time(now)):
             self.loading.touch(plan)
         done += self.profiling.in_background(now, is_idle=not self.requests.open and not self.loading.loading_agents)
-        _, tried = self.links.overdue(now)
-        done += tried
+        done += self.links.overdue(now)
         self.faults.clear_untried(now)
         return [
             *done,

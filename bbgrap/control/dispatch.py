@@ -72,7 +72,7 @@ class Requests:
         self.synthetic = SyntheticRequests(loading, planning)
         self.assigner = RequestAssigner(members, loading, standbys, self.sequences, self.synthetic, self.open)
         self.verifying = Verifying(settings, loading, planning, self.synthetic, self.counts.verified)
-        self.recovery = RequestRecovery(members, loading, self.table, self.sequences, self.synthetic, self.verifying)
+        self.recovery = RequestRecovery(loading, self.table, self.sequences, self.synthetic, self.verifying)
 
     # --- coming -----------------------------------------------------------------------------------------------------------------
 

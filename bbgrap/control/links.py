@@ -12,7 +12,6 @@ from itertools import count
 
 from bbgrap.cluster.types import COORDINATOR
 from bbgrap.control.coordinator_instructions import CoordinatorInstruction, HostPings, Log, ToAgent
-from bbgrap.control.coordinator_settings import Settings
 from bbgrap.control.membership import Member, Members
 from bbgrap.protocol.messages import AnswerPings, LinksTried, Peer, TryLinks
 
@@ -37,9 +36,8 @@ class Links:
     Invariants: `apart` are pairs of names of which both are there.
     """
 
-    def __init__(self, settings: Settings, members: Members) -> None:
+    def __init__(self, members: Members) -> None:
         """Start without agents."""
-        self.settings = settings
         self.members = members
         self.apart: dict[NodePair, float] = {}
         self._trials: dict[int, _Trial] = {}
@@ -84,7 +82,7 @@ class Links:
         del self._trials[message.trial]
         return self._judge(trial, set(message.unreachable), loading, now)
 
-    def overdue(self, now: float) -> tuple[bool, list[CoordinatorInstruction]]:
+    def overdue(self, now: float) -> list[CoordinatorInstruction]:
         """Try again who is apart; what was tried without an answer tells nothing."""
         done: list[CoordinatorInstruction] = []
         for number, trial in list(self._trials.items()):
@@ -96,7 +94,7 @@ class Links:
                 self.apart[pair] = now
                 (other,) = pair - {first.name}
                 done += self.suspect(first, other, now)
-        return False, done
+        return done
 
     def connected(self, members: Sequence[Member]) -> tuple[Member, ...]:
         """Return those of some agents that can all exchange tensors, as many as can be."""

@@ -18,7 +18,6 @@ from dataclasses import replace
 from bbgrap.cluster.types import Cluster
 from bbgrap.control.coordinator_events import PlanFailed, Planned
 from bbgrap.control.coordinator_instructions import Base, CancelPlanning, CoordinatorInstruction, ForgetPlan, Log, StartPlanning, ToClient
-from bbgrap.control.coordinator_settings import Settings
 from bbgrap.control.eviction import Incoming, make_room
 from bbgrap.control.links import Links
 from bbgrap.control.loading import Loading
@@ -53,9 +52,8 @@ class Planning:
     Invariants: a plan has at most one job; at most `MAX_AHEAD` plans hold what was made ahead.
     """
 
-    def __init__(self, settings: Settings, members: Members, links: Links, loading: Loading) -> None:
+    def __init__(self, members: Members, links: Links, loading: Loading) -> None:
         """Start without plans."""
-        self.settings = settings
         self.members = members
         self.links = links
         self.loading = loading
@@ -322,10 +320,8 @@ class Planning:
     def fail(self, plan: ServedPlan, job: Job, fault: Fault, reason: str, now: float) -> list[CoordinatorInstruction]:
         """Do what `failed` does."""
         if job.spare_for:
-            plan.uncovered[job.spare_for] = reason
             self.loading.touch(plan)
-            what = f"when '{job.spare_for}' is lost, requests wait until there is a plan without it"
-            return [Log(f"{plan.called} fits no node; {what}: {reason}")]
+            return [Log(plan.leave_uncovered(job.spare_for, reason))]
         if job.bases and fault is Fault.PLAN:
             plan.unlike = dict.fromkeys((base.job for base in job.bases), reason) | dict(plan.unlike)
         else:

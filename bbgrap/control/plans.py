@@ -353,6 +353,11 @@ class ServedPlan:
         self.refusals.clear()
         self.again_at = float("inf")
 
+    def leave_uncovered(self, agent: str, reason: str) -> str:
+        """Remember that requests wait for a new plan when an agent is lost, and why; return that in words."""
+        self.uncovered[agent] = reason
+        return f"{self.called} fits no node; when '{agent}' is lost, requests wait until there is a plan without it: {reason}"
+
     # --- reports ----------------------------------------------------------------------------------------------------------------
 
     def prepared(self, call: int) -> ModelPrepared:

@@ -13,7 +13,6 @@ from itertools import count
 from bbgrap.cluster.types import NodeProfile
 from bbgrap.control.coordinator_events import RoutingId
 from bbgrap.control.coordinator_instructions import Audit, CoordinatorInstruction, Log, SaveProfile, ToAgent, ToClient
-from bbgrap.control.coordinator_settings import Settings
 from bbgrap.control.membership import Member, Members
 from bbgrap.protocol.client_messages import Failed, Fault, MeasureNodes, Profiles, Progress
 from bbgrap.protocol.messages import EndMeasuring, LinksMeasured, Measure, Measured, MeasureLinks
@@ -98,9 +97,8 @@ class Profiling:
     Invariants: after every event, whoever has begun measures; calls wait only while another one has begun.
     """
 
-    def __init__(self, settings: Settings, members: Members) -> None:
+    def __init__(self, members: Members) -> None:
         """Start idle."""
-        self.settings = settings
         self.members = members
         self._round: _Round | None = None
         self._waiting: deque[tuple[RoutingId, MeasureNodes]] = deque()

@@ -20,7 +20,6 @@ from bbgrap.control.coordinator_instructions import (
     ToAgent,
     ToClient,
 )
-from bbgrap.control.loading import Loading
 from bbgrap.control.membership import Member, Members
 from bbgrap.control.planning import Planning
 from bbgrap.control.plans import Caller, ServedPlan
@@ -69,10 +68,9 @@ class _Round:
 class Queries:
     """Answers at once, but for inspections, which take a moment."""
 
-    def __init__(self, members: Members, loading: Loading, planning: Planning, status: StatusReader) -> None:
+    def __init__(self, members: Members, planning: Planning, status: StatusReader) -> None:
         """Start with nothing asked."""
         self.members = members
-        self.loading = loading
         self.planning = planning
         self.status = status
         self._round: _Round | None = None

@@ -10,7 +10,7 @@ from collections.abc import Collection
 
 from bbgrap.control.coordinator_instructions import CoordinatorInstruction, Log, ToAgent
 from bbgrap.control.loading import PATIENCE_S, Loading
-from bbgrap.control.membership import Member, Members
+from bbgrap.control.membership import Member
 from bbgrap.control.open_requests import OpenRequests
 from bbgrap.control.plans import MAX_DEATHS, Variant
 from bbgrap.control.request import Request
@@ -36,7 +36,6 @@ class RequestRecovery:
 
     def __init__(
         self,
-        members: Members,
         loading: Loading,
         table: OpenRequests,
         sequences: Sequences,
@@ -44,7 +43,6 @@ class RequestRecovery:
         verifying: Verifying,
     ) -> None:
         """Take back what is in these."""
-        self._members = members
         self._loading = loading
         self._table = table
         self._sequences = sequences

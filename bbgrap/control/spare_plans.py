@@ -44,7 +44,7 @@ class SparePlans:
             if name in plan.uncovered or len(rest) == len(able):
                 continue
             if not rest:
-                done += self.uncovered(plan, name, "no other agent is there")
+                done.append(Log(plan.leave_uncovered(name, "no other agent is there")))
                 continue
             seen = self.members.cluster(rest)
             if world_of(seen) in plan.failed or any(variant.world == world_of(seen) for variant in plan.variants):
@@ -62,8 +62,3 @@ class SparePlans:
             for node, member in zip(cluster.nodes, members, strict=True)
         )
         return replace(cluster, nodes=tuple(replace(node, memory_bytes=size) for node, size in zip(cluster.nodes, left, strict=True)))
-
-    def uncovered(self, plan: ServedPlan, name: str, reason: str) -> list[CoordinatorInstruction]:
-        """Remember that requests wait for a new plan when an agent is lost, and why."""
-        plan.uncovered[name] = reason
-        return [Log(f"{plan.called} fits no node; when '{name}' is lost, requests wait until there is a plan without it: {reason}")]
