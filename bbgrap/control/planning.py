@@ -165,7 +165,7 @@ class Planning:
             ahead, plan.ahead = plan.ahead, None
             done += self._take(plan, ahead.job, ahead.variants, now)
         elif is_earned or origin != "search":
-            done += self._begin(plan, able, world, () if origin == "search" else origin, now, is_ahead=not is_earned)
+            done += self._begin(plan, able, world, () if origin == "search" else origin, is_ahead=not is_earned)
         return done
 
     def _may_begin(self, plan: ServedPlan, able: Collection[Member], world: str, now: float) -> bool:
@@ -187,14 +187,14 @@ class Planning:
         return not standby.open_variants and (standby.job is not None or standby.is_arriving)
 
     def _begin(
-        self, plan: ServedPlan, able: Sequence[Member], world: str, bases: tuple[Base, ...], now: float, *, is_ahead: bool
+        self, plan: ServedPlan, able: Sequence[Member], world: str, bases: tuple[Base, ...], *, is_ahead: bool
     ) -> list[CoordinatorInstruction]:
         if plan.options is None:
             return []
         names, places = tuple(m.name for m in able), tuple(m.place for m in able)
         cluster = self._cluster(able, plan)
         plan.failed = {}
-        plan.job = Job(next(self.loading.epochs), world, names, places, cluster, now, bases=bases, is_ahead=is_ahead)
+        plan.job = Job(next(self.loading.epochs), world, names, places, bases=bases, is_ahead=is_ahead)
         return [StartPlanning(plan.job.number, plan.files, plan.shapes, cluster, plan.options, bases), *self.progress(plan)]
 
     def has_failed(self, plan: ServedPlan) -> bool:

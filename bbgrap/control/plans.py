@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from bbgrap.cluster.types import COORDINATOR, Cluster
+from bbgrap.cluster.types import COORDINATOR
 from bbgrap.control.coordinator_events import RoutingId
 from bbgrap.control.coordinator_instructions import Base
 from bbgrap.control.lifecycles import Tracker
@@ -138,14 +138,12 @@ class Variant:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """Planning that goes on: over these agents, with these profiles."""
+    """Planning that goes on: over these agents; over none for a standby."""
 
     number: int
-    world: str
-    names: tuple[str, ...]
-    places: tuple[str, ...]
-    cluster: Cluster | None
-    began: float
+    world: str = ""
+    names: tuple[str, ...] = ()
+    places: tuple[str, ...] = ()
     spare_for: str = ""
     """The agent for whose loss it is made; empty: it is to serve."""
     bases: tuple[Base, ...] = ()

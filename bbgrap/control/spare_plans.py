@@ -51,7 +51,7 @@ class SparePlans:
                 continue
             names, places = tuple(m.name for m in rest), tuple(m.place for m in rest)
             cluster = self._beside(seen, rest)
-            plan.job = Job(next(self.loading.epochs), world_of(seen), names, places, cluster, now, spare_for=name)
+            plan.job = Job(next(self.loading.epochs), world_of(seen), names, places, spare_for=name)
             return [*done, StartPlanning(plan.job.number, plan.files, plan.shapes, cluster, plan.options)]
         return done
 

@@ -86,7 +86,7 @@ class Standbys:
         if not standby.planned:
             if standby.job is not None:
                 return []
-            standby.job = Job(next(self.loading.epochs), "", (), (), None, now)
+            standby.job = Job(next(self.loading.epochs))
             return [StartStandby(standby.job.number, standby.files, standby.state, standby.top)]
         there = [variant for variant in standby.variants if not variant.away]
         if len(there) >= COPIES or any(variant.tracker.state == "loading" for variant in there):
