@@ -7,7 +7,6 @@ from pathlib import Path
 import onnxruntime
 import psutil
 
-from bbgrap.cluster.types import NodeProfile
 from bbgrap.doctor.cgroups import memory_bytes, processors
 from bbgrap.engine.sessions import usable_cores
 from bbgrap.protocol.messages import PROTOCOL_VERSION, Join
@@ -18,8 +17,8 @@ _NEWEST_OPSET = 26
 """Highest opset by onnxruntime's minor version, measured (1.22 to 1.31); later ones accept at least the last."""
 
 
-def introduce(name: str, threads: int, data_address: str, profile: NodeProfile | None) -> Join:
-    """Return the first message of this agent; zero threads mean one per core it may use."""
+def introduce(name: str, threads: int, data_address: str) -> Join:
+    """Return the first message of this agent, but for its profile; zero threads mean one per core it may use."""
     cores = cores_to_use()
     return Join(
         name=name,
@@ -31,7 +30,7 @@ def introduce(name: str, threads: int, data_address: str, profile: NodeProfile |
         cores=cores,
         memory_bytes=memory_limit(),
         data_address=data_address,
-        profile=profile,
+        profile=None,
     )
 
 

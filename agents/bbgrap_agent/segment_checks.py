@@ -42,10 +42,9 @@ _CHANNELS = 1
 class SegmentPlace:
     """A segment in a schedule, its front split off.
 
-    Invariants: `joins` and `run` replace the step `shipped`; `numbers` are the buffers of its inputs and outputs by name.
+    Invariants: `joins` and `run` replace the step that was shipped; `numbers` are the buffers of its inputs and outputs by name.
     """
 
-    shipped: LocalRun
     joins: tuple[LocalJoin, ...]
     run: LocalRun
     numbers: Mapping[str, int]
@@ -60,7 +59,7 @@ def placed(model: SegmentModel, compiler: SegmentCompiler, step: LocalRun, buffe
         numbers[name] = len(buffers)
         buffers.append(BufferSpec(name, DType.FLOAT, compiler.front.maps[name]))
     run = LocalRun(step.segment, tuple(numbers[name] for name in compiler.front.inputs), step.outputs)
-    return SegmentPlace(step, tuple(joins), run, numbers)
+    return SegmentPlace(tuple(joins), run, numbers)
 
 
 def _box(start: Sequence[int], patch: Patch) -> Box:

@@ -79,12 +79,8 @@ class SequenceStates:
         if not sequence:
             self.drop(owner)
         elif state is not None:
-            self.keep_all((owner[0], sequence), state.left)
-
-    def keep_all(self, owner: Owner, left: dict[int, tuple[Array, ...]]) -> None:
-        """Take what some requests have left."""
-        for request, arrays in left.items():
-            self.keep(owner, request, arrays)
+            for request, arrays in state.left.items():
+                self.keep((owner[0], sequence), request, arrays)
 
     def why(self, owner: Owner) -> str:
         """Return why a state is not here, as the end of a message; nothing if that is not known."""

@@ -310,7 +310,7 @@ def main(arguments: Sequence[str]) -> None:
     listener = socket.socket(fileno=settings.listener)
     plane = TcpDataPlane("", settings.host, computes=True, listener=listener, identity=identity, memories=memories)
     fingerprint = "" if identity is None else identity.fingerprint
-    join = replace(introduce(settings.name, settings.threads, plane.address, None), fingerprint=fingerprint)
+    join = replace(introduce(settings.name, settings.threads, plane.address), fingerprint=fingerprint)
     Worker(pipe, plane, join, WeightStore(Path(settings.cache_dir)), WorkerProgress(settings.progress), settings, identity).run()
     logging.shutdown()
     # A loader that is in a session cannot be told to end.

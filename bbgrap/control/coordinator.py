@@ -157,8 +157,8 @@ class CoordinatorMachine:
                 return self.faults.broken(None, address, now)
             case Compared():
                 return self.requests.verifying.compared(event, now)
-            case Noticed(text, kind):
-                return [Log(text, event=kind)]
+            case Noticed(text):
+                return [Log(text, event="key")]
             case MachineRead(facts):
                 return self.queries.machine_read(facts, now)
 

@@ -8,7 +8,6 @@ from bbgrap.control.planned_variant import PlannedVariant
 from bbgrap.protocol.client_messages import ClientMessage, Fault
 from bbgrap.protocol.inspection import MachineFacts
 from bbgrap.protocol.messages import AgentMessage, BytesLike, TensorHeader
-from bbgrap.protocol.status_messages import EventKind
 from bbgrap.runtime.recording import Record
 
 RoutingId = bytes
@@ -105,7 +104,6 @@ class Noticed:
     """Something happened that is the process's own affair, and that operators should see: keys."""
 
     text: str
-    kind: EventKind
 
 
 @dataclass(frozen=True, slots=True)

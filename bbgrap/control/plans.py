@@ -389,8 +389,7 @@ class ServedPlan:
             for v in group
             if v.epoch in medians
         ]
-        # "routes" is what "variants" were called before; it stays for one release.
-        return {**report, "measured": {"variants": timed, "routes": timed, "chosen": [variant.name for variant in serving]}}
+        return {**report, "measured": {"variants": timed, "chosen": [variant.name for variant in serving]}}
 
     @property
     def called(self) -> str:

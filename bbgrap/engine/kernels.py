@@ -19,13 +19,13 @@ def load_segment(model: SegmentModel, weights: Mapping[str, Array], *, threads: 
     return make_session(model.skeleton, weights=arrays, threads=threads, segment=not model.whole)
 
 
-def local_kernels(artifacts: Artifacts, *, threads: int = 1) -> list[Kernel]:
+def local_kernels(artifacts: Artifacts) -> list[Kernel]:
     """Load the segments of every device into this process and return one kernel per device, for `simulate`."""
-    return [_kernel(device.segments, artifacts.weights, threads) for device in artifacts.devices]
+    return [_kernel(device.segments, artifacts.weights) for device in artifacts.devices]
 
 
-def _kernel(segments: Sequence[SegmentModel], weights: Mapping[str, Array], threads: int) -> Kernel:
-    calls = [caller(load_segment(segment, weights, threads=threads), segment.inputs, segment.outputs) for segment in segments]
+def _kernel(segments: Sequence[SegmentModel], weights: Mapping[str, Array]) -> Kernel:
+    calls = [caller(load_segment(segment, weights), segment.inputs, segment.outputs) for segment in segments]
 
     def run(segment: int, inputs: Sequence[Array]) -> Sequence[Array]:
         return calls[segment](inputs)

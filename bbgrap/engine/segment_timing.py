@@ -17,24 +17,24 @@ RUNS = 5
 """Runs of a segment that are timed, after one that is not."""
 
 
-def measured_segments(artifacts: Artifacts, *, threads: int = 1) -> list[dict[int, float]]:
+def measured_segments(artifacts: Artifacts) -> list[dict[int, float]]:
     """Return the seconds of every segment by its number, per device: medians of runs on synthetic inputs in this process.
 
-    Segments of the same content are run once. Devices are taken to be like this machine with so many threads. The segments are run as they
+    Segments of the same content are run once. Devices are taken to be like this machine with one thread. The segments are run as they
     are shipped; agents compile them, which makes borders cheaper.
     """
     known: dict[str, float] = {}
-    return [_of_device(device, artifacts.weights, known, threads) for device in artifacts.devices]
+    return [_of_device(device, artifacts.weights, known) for device in artifacts.devices]
 
 
-def _of_device(device: DeviceArtifacts, weights: Mapping[str, Array], known: dict[str, float], threads: int) -> dict[int, float]:
+def _of_device(device: DeviceArtifacts, weights: Mapping[str, Array], known: dict[str, float]) -> dict[int, float]:
     found = {}
     for step in device.schedule.steps:
         if isinstance(step, LocalRun):
             model = device.segments[step.segment]
             if model.digest not in known:
                 specs = [device.schedule.buffers[buffer] for buffer in step.inputs]
-                known[model.digest] = _median_s(model, weights, _synthetic(specs), threads)
+                known[model.digest] = _median_s(model, weights, _synthetic(specs))
             found[step.segment] = known[model.digest]
     return found
 
@@ -45,8 +45,8 @@ def _synthetic(specs: Sequence[BufferSpec]) -> list[Array]:
     return [random.standard_normal(shape).astype(kind) if kind.kind == "f" else np.ones(shape, kind) for shape, kind in shapes]
 
 
-def _median_s(model: SegmentModel, weights: Mapping[str, Array], inputs: Sequence[Array], threads: int) -> float:
-    session = load_segment(model, weights, threads=threads)
+def _median_s(model: SegmentModel, weights: Mapping[str, Array], inputs: Sequence[Array]) -> float:
+    session = load_segment(model, weights)
     feed = dict(zip(model.inputs, inputs, strict=True))
     session.run(None, feed)
     times = []

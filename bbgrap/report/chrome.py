@@ -7,7 +7,6 @@ are microseconds. The format is described in "Trace Event Format" (Chromium proj
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
 from typing import Any
 
 from bbgrap.costmodel.timeline import LANES, Span, Timeline
@@ -15,8 +14,8 @@ from bbgrap.costmodel.timeline import LANES, Span, Timeline
 TraceEvent = dict[str, Any]
 
 
-def chrome_trace(timeline: Timeline, title: str = "", facts: Mapping[str, object] | None = None) -> dict[str, Any]:
-    """Return the object to write as JSON; `title` and `facts` are shown as the trace's metadata.
+def chrome_trace(timeline: Timeline, title: str = "") -> dict[str, Any]:
+    """Return the object to write as JSON; `title` is shown as the trace's metadata.
 
     Events of a thread are in order of time and do not overlap: a span that begins before its predecessor has ended, which only rounding
     or a clock's error can cause, begins where that ends.
@@ -39,7 +38,7 @@ def chrome_trace(timeline: Timeline, title: str = "", facts: Mapping[str, object
             _flow(message, "s", *starts["send"][message]),
             {**_flow(message, "f", *starts["receive"][message]), "bp": "e"},
         ]
-    return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": {"title": title, **(facts or {})}}
+    return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": {"title": title}}
 
 
 def _names(device: int, name: str) -> list[TraceEvent]:

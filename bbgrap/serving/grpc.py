@@ -144,8 +144,7 @@ class _Calls:
         return server_metadata()
 
     async def model_metadata(self, request: Any, _: Any) -> Mapping[str, Any]:  # noqa: ANN401
-        model = self._model(request)
-        return model.metadata([model.version])
+        return self._model(request).metadata()
 
     async def model_config(self, request: Any, _: Any) -> Mapping[str, Any]:  # noqa: ANN401
         return {"config": self._model(request).config()}

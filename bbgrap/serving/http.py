@@ -146,8 +146,7 @@ class _Api:
         return _json({"live": not why, "ready": not why, **({"error": why} if why else {})}, 503 if why else 200)
 
     async def metadata(self, request: Request) -> Response:
-        model = self._model(request)
-        return _json(model.metadata([model.version]))
+        return _json(self._model(request).metadata())
 
     async def model_ready(self, request: Request) -> Response:
         model, why = self._model(request), self._gateway.why_not_ready()
@@ -163,12 +162,12 @@ class _Api:
         return _json({"model_stats": [model.counted() for _, model in sorted(self._repository.models.items())]})
 
     async def index(self, request: Request) -> Response:
-        said = parse_json(await self._body(request), "body")
+        said = parse_json(await self._body(request))
         return _json(await self._gateway.beside(lambda: self._repository.index(ready=bool(said.get("ready")))))
 
     async def load(self, request: Request) -> Response:
         with self._gateway.admitted():
-            parameters = parse_json(await self._body(request), "body").get("parameters")
+            parameters = parse_json(await self._body(request)).get("parameters")
             if parameters:
                 raise malformed("parameters: models are loaded as their files say, without a configuration or files of the request")
             await self._gateway.beside(partial(self._repository.load, request.path_params["model"]))

@@ -60,8 +60,8 @@ def accepted_encoding(accept: str) -> str:
     return next((name for name in _WINDOW if name in offered), "")
 
 
-def parse_json(text: BodyBytes, what: str) -> dict[str, Any]:
-    """Return an object; an empty text is an empty one.
+def parse_json(text: BodyBytes) -> dict[str, Any]:
+    """Return the object in a body; an empty text is an empty one.
 
     Raises:
         RefusedError: if it is none.
@@ -69,9 +69,9 @@ def parse_json(text: BodyBytes, what: str) -> dict[str, Any]:
     try:
         value = json.loads(bytes(text)) if len(text) else {}
     except (ValueError, RecursionError) as error:
-        raise malformed(f"{what}: it is no JSON: {error}") from None
+        raise malformed(f"body: it is no JSON: {error}") from None
     if not isinstance(value, dict):
-        raise malformed(f"{what}: expected a JSON object, got a {type(value).__name__}")
+        raise malformed(f"body: expected a JSON object, got a {type(value).__name__}")
     return value
 
 
@@ -95,7 +95,7 @@ def parse_infer(body: BodyBytes, length: int) -> InferRequest:
         RefusedError: if it is none.
     """
     view = memoryview(body)
-    said = parse_json(view[:length], "body")
+    said = parse_json(view[:length])
     parameters = _parameters(said, "body")
     timeout_s, part = timeout_of(parameters), part_of(parameters)
     name = said.get("id", "")

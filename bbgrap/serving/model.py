@@ -142,13 +142,13 @@ class ServedModel:
 
     # --- what the protocol says of it -------------------------------------------------------------------------------------------------
 
-    def metadata(self, versions: Sequence[str]) -> dict[str, Any]:
+    def metadata(self) -> dict[str, Any]:
         """Return the model's metadata."""
         sides = {
             side: [{"name": spec.name, "datatype": spec.datatype, "shape": list(spec.shape)} for spec in specs]
             for side, specs in (("inputs", self.inputs), ("outputs", self.outputs))
         }
-        return {"name": self.name, "versions": list(versions), "platform": PLATFORM, **sides}
+        return {"name": self.name, "versions": [self.version], "platform": PLATFORM, **sides}
 
     def config(self) -> dict[str, Any]:
         """Return the model's configuration as Triton has it.

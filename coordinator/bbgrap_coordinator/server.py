@@ -253,7 +253,7 @@ class Server:
         if not isinstance(message, ListTokens):
             failed = {"refused": answer.reason} if isinstance(answer, Failed | Refused) else {}
             if not failed:
-                self._handle(Noticed(f"{_KEY_EVENTS[type(message)]}: '{message.name}'", "key"))
+                self._handle(Noticed(f"{_KEY_EVENTS[type(message)]}: '{message.name}'"))
             self._tell(Audit(_KEY_EVENTS[type(message)], peer_of(identity), {"name": message.name, **failed}))
         self._say(identity, answer)
         self._shut_out(self._keys.ended())

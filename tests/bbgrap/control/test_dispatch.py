@@ -64,7 +64,7 @@ def test_variants_are_timed_before_the_answer_and_the_fastest_serves(both, alone
         {"name": "auto", "nodes": ["a", "b"], "median_ms": pytest.approx(1e3 * both)},
         {"name": "single on a", "nodes": ["a"], "median_ms": pytest.approx(1e3 * alone)},
     ]
-    assert report["measured"] == {"variants": measured, "routes": measured, "chosen": [name]}
+    assert report["measured"] == {"variants": measured, "chosen": [name]}
     assert served(wire, 5) == [nodes] * 5
 
 

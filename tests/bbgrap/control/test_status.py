@@ -174,7 +174,7 @@ def test_what_is_kept_is_bounded():
     assert len(observed.counts) == MAX_COUNTED + 1
     assert observed.counts[OTHERS].ended["done"] >= 10
     for number in range(MAX_EVENTS + 10):
-        wire.coordinator.handle(Noticed(f"token created: '{number}'", "key"), wire.now)
+        wire.coordinator.handle(Noticed(f"token created: '{number}'"), wire.now)
     assert len(told(wire).events) == MAX_EVENTS
     (node, _) = told(wire).nodes
     for number in range(MAX_GONE + 10):

@@ -46,7 +46,7 @@ def test_every_timeline_keeps_the_format(timeline):
 
 
 def test_processes_threads_and_arrows():
-    trace = chrome_trace(two_devices(), "two", {"planner": "bbgrap"})
+    trace = chrome_trace(two_devices(), "two")
     events = check_format(trace)
     names = {event["pid"]: event["args"]["name"] for event in events if event["name"] == "process_name"}
     assert names == {0: "a", 1: "b", 2: "coordinator"}
@@ -61,7 +61,7 @@ def test_processes_threads_and_arrows():
     assert computed[1]["args"] == {"message": 5, "peer": 1, "bytes": 64}
     arrows = [(event["id"], event["ph"], event["pid"], event["ts"]) for event in events if event["ph"] in "sf"]
     assert arrows == [(5, "s", 0, 4000.0), (5, "f", 1, 4500.0), (6, "s", 1, 9000.0), (6, "f", 2, 9500.0)]
-    assert trace["otherData"] == {"title": "two", "planner": "bbgrap"}
+    assert trace["otherData"] == {"title": "two"}
 
 
 def test_a_message_with_one_end_has_no_arrow():
