@@ -45,8 +45,8 @@ PEERS = (m.Peer(0, "a", "tcp://a:1", "ab" * 32), m.Peer(1, "b", "tcp://b:1"), m.
 FACTS = i.MachineFacts("0.1.0", "3.11.7", 1e9, 4, 2, 1.5, 0.1, 0.0, 0.5, 0.25, 1 << 33, 1 << 32, "/cache", 1 << 36, "eth0", 1e9)
 
 AGENT: list[Any] = [
-    m.Join("a", 1, "0.1.0", "1.31.1", 26, 2, 4, 10, "tcp://a:1", PROFILE),
-    m.Join("a", 1, "0.1.0", "1.31.1", 26, 2, 4, 10, "tcp://a:1", None),
+    m.Join("a", "0.1.0", "1.31.1", 26, 2, 4, 10, "tcp://a:1", PROFILE),
+    m.Join("a", "0.1.0", "1.31.1", 26, 2, 4, 10, "tcp://a:1", None),
     m.Heartbeat(),
     m.WeightsMissing(7, (DIGEST,)),
     m.WeightStored(DIGEST, 5),
@@ -79,7 +79,7 @@ COMMANDS: list[Any] = [
     i.Inspect(1),
 ]
 CLIENT: list[Any] = [
-    client.Hello(1, 1, "0.1.0"),
+    client.Hello(1),
     client.ListNodes(1),
     client.OfferModel(1, DIGEST, (client.ModelFile("m.onnx", DIGEST, 5),)),
     client.ModelChunk(1, DIGEST, 0, (b"abc",)),

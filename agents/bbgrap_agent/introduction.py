@@ -9,7 +9,7 @@ import psutil
 
 from bbgrap.doctor.cgroups import memory_bytes, processors
 from bbgrap.engine.sessions import usable_cores
-from bbgrap.protocol.messages import PROTOCOL_VERSION, Join
+from bbgrap.protocol.messages import Join
 from bbgrap.protocol.version import VERSION
 
 _OPSET_BY_MINOR = {22: 22, 23: 23, 24: 25}
@@ -22,7 +22,6 @@ def introduce(name: str, threads: int, data_address: str) -> Join:
     cores = cores_to_use()
     return Join(
         name=name,
-        protocol=PROTOCOL_VERSION,
         version=VERSION,
         onnxruntime=onnxruntime.__version__,
         max_opset=max_opset(onnxruntime.__version__),

@@ -65,7 +65,6 @@ from bbgrap.protocol.client_messages import (
 )
 from bbgrap.protocol.inspection import Inspected
 from bbgrap.protocol.messages import (
-    PROTOCOL_VERSION,
     AgentMessage,
     Deployed,
     DeploymentFailed,
@@ -350,11 +349,7 @@ class CoordinatorMachine:
                 return self.queries.take(identity, message, now)
 
     def _greet(self, identity: RoutingId, hello: Hello) -> list[CoordinatorInstruction]:
-        if hello.protocol == PROTOCOL_VERSION:
-            return [ToClient(identity, Greeting(hello.call, self.settings.version, len(self.members.by_name)))]
-        reason = f"client speaks protocol {hello.protocol} (bbgrap {hello.version}), this coordinator {PROTOCOL_VERSION}"
-        answer = ToClient(identity, Failed(hello.call, Fault.PROTOCOL, f"{reason} (bbgrap {self.settings.version})"))
-        return [answer, Audit("refused", peer_of(identity), {"reason": reason})]
+        return [ToClient(identity, Greeting(hello.call, self.settings.version, len(self.members.by_name)))]
 
     def _will_answer(self, caller: Caller) -> bool:
         return any(part.is_known(caller) for part in (self.requests, self.profiling, self.queries))

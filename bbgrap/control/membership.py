@@ -18,7 +18,7 @@ from bbgrap.control.saved_state import SavedState
 from bbgrap.graph.types import Array, TensorType
 from bbgrap.protocol.addresses import host_of, place_of
 from bbgrap.protocol.limits import MAX_CHUNK_BYTES
-from bbgrap.protocol.messages import PROTOCOL_VERSION, BytesLike, Heartbeat, Join, Peer, Refused, Rejoin, WeightChunk, Welcome
+from bbgrap.protocol.messages import BytesLike, Heartbeat, Join, Peer, Refused, Rejoin, WeightChunk, Welcome
 from bbgrap.protocol.status_messages import NodeStatus
 from bbgrap.protocol.tensors import encode_array
 
@@ -215,9 +215,6 @@ class Members:
         return ToAgent(member.identity, Welcome(member.number, HEARTBEAT_S, DEAD_AFTER_S, keep, member.first_request))
 
     def _reason_to_refuse(self, join: Join) -> Refused | None:
-        if join.protocol != PROTOCOL_VERSION:
-            reason = f"agent '{join.name}' speaks protocol {join.protocol} (bbgrap {join.version}), this coordinator {PROTOCOL_VERSION}"
-            return Refused(f"{reason} (bbgrap {self.settings.version}); install the same bbgrap on all machines", retry=False)
         if join.name == COORDINATOR:
             return Refused(f"the name '{join.name}' is that of the coordinator in links; choose another with --name", retry=False)
         if join.name in self.by_name:

@@ -40,8 +40,6 @@ class Hello:
     """The first word of a client."""
 
     call: int
-    protocol: int
-    version: Name
 
 
 @dataclass(frozen=True, slots=True)

@@ -70,7 +70,6 @@ class Join:
     """
 
     name: Name
-    protocol: int
     version: Name
     onnxruntime: Name
     max_opset: int

@@ -34,8 +34,7 @@ from bbgrap.protocol.client_messages import (
     RunModel,
 )
 from bbgrap.protocol.directions import TO_CLIENT, TO_COORDINATOR
-from bbgrap.protocol.messages import PROTOCOL_VERSION, BytesLike
-from bbgrap.protocol.version import VERSION
+from bbgrap.protocol.messages import BytesLike
 from bbgrap.transport.control_client import ControlClient, is_listening, unavailable
 from bbgrap.transport.control_sockets import check_address
 from bbgrap.transport.credentials import Credentials
@@ -123,7 +122,7 @@ class Calls:
         self._process = os.getpid()
         self._is_near, self._greeting, self._greets_at = False, 0, 0.0
         try:
-            greeting = self.try_call(Hello(self.number(), PROTOCOL_VERSION, VERSION), Greeting, timeout_s=timeout_s)
+            greeting = self.try_call(Hello(self.number()), Greeting, timeout_s=timeout_s)
         except CallFailedError as failed:
             self.close()
             raise failed.error from None
@@ -354,7 +353,7 @@ class Calls:
         with self._lock:
             self._carry_out(self._machine.cancel(self._greeting))
             self._greeting = self.number()
-            self._carry_out(self._machine.call(Hello(self._greeting, PROTOCOL_VERSION, VERSION), now, _GREETS_EVERY_S))
+            self._carry_out(self._machine.call(Hello(self._greeting), now, _GREETS_EVERY_S))
         self._flush()
 
     def _check_access(self) -> None:

@@ -13,7 +13,6 @@ import pytest
 
 import bbgrap
 from bbgrap.protocol.client_messages import Greeting, Hello
-from bbgrap.protocol.messages import PROTOCOL_VERSION
 from bbgrap.transport.shared_memory import is_possible
 from tests.cluster import tiny
 from tests.cluster.strangers import mapped
@@ -121,7 +120,7 @@ def test_a_client_has_one_again_after_its_coordinator_was_started_anew(tmp_path)
 
 def test_garbage_on_it_harms_nobody(shared):
     number = shared.connection.number()
-    name = shared.connection.ask(Hello(number, PROTOCOL_VERSION, "test"), Greeting).channel.split()[0]
+    name = shared.connection.ask(Hello(number), Greeting).channel.split()[0]
     draw = random.Random(3)
     for round_ in range(20):
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as stranger:

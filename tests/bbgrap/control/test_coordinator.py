@@ -128,13 +128,6 @@ def test_refusals_are_readable():
         b"2", m.Refused("the name 'a' is taken by a live agent; choose another with --name", retry=True)
     )
     assert told == coordinator_instructions.Audit("refused", {"agent": "a", "id": "32"}, {"reason": taken.message.reason})
-    other, *_ = coordinator.handle(ce.FromPeer(b"3", introduction("c", protocol=m.PROTOCOL_VERSION + 1)), 0.1)
-    assert isinstance(other, coordinator_instructions.ToAgent)
-    assert other.message == m.Refused(
-        f"agent 'c' speaks protocol {m.PROTOCOL_VERSION + 1} (bbgrap 0.1.0), this coordinator {m.PROTOCOL_VERSION} (bbgrap 0.1.0); "
-        "install the same bbgrap on all machines",
-        retry=False,
-    )
 
 
 def test_a_restarted_agent_waits_until_its_old_name_is_free():

@@ -32,9 +32,9 @@ from tests.messages import FACTS
 CLIENT = b"client"
 
 
-def introduction(name: str, protocol: int = m.PROTOCOL_VERSION) -> m.Join:
+def introduction(name: str) -> m.Join:
     """What an agent says first."""
-    return m.Join(name, protocol, "0.1.0", "1.31.1", 26, 1, 1, 1 << 30, f"tcp://{name}:1", None)
+    return m.Join(name, "0.1.0", "1.31.1", 26, 1, 1, 1 << 30, f"tcp://{name}:1", None)
 
 
 @dataclass

@@ -21,10 +21,8 @@ from bbgrap_agent.enrolment import KeyFile
 from bbgrap.errors import AccessError, BbgrapError
 from bbgrap.protocol.client_messages import Hello
 from bbgrap.protocol.directions import TO_COORDINATOR
-from bbgrap.protocol.messages import PROTOCOL_VERSION
 from bbgrap.protocol.roles import Role
 from bbgrap.protocol.tokens import Token
-from bbgrap.protocol.version import VERSION
 from bbgrap.transport.control_client import ControlClient
 from bbgrap.transport.locks import ClientLock, KeyPair
 from benchmarks.machines import COORDINATOR
@@ -232,7 +230,7 @@ def _start_again(world: World, agent: str) -> None:
 def _knock(world: World, lock: ClientLock, whose: str) -> None:
     """Note whether the coordinator answers to a key that it must not know; while it is away, it answers nobody."""
     with ControlClient(zmq.Context.instance(), world.machines.address, lambda: lock) as control:
-        control.send(TO_COORDINATOR.encode(Hello(1, PROTOCOL_VERSION, VERSION)))
+        control.send(TO_COORDINATOR.encode(Hello(1)))
         until, came, why = time.monotonic() + _KNOCK_S, False, ""
         while not came and not why and time.monotonic() < until:
             control.socket.poll(50)

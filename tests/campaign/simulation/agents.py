@@ -52,7 +52,7 @@ class Agent(Process):
             self.worker = worker
             self.world.data.silent.discard(self.address)
             self.world.data.at[self.address] = worker
-            join = m.Join(self.name, m.PROTOCOL_VERSION, "0.1.0", "1.31.1", 26, 1, 1, MEMORY, self.address, None)
+            join = m.Join(self.name, "0.1.0", "1.31.1", 26, 1, 1, MEMORY, self.address, None)
             if self.machine is None:
                 self.machine = AgentMachine(join, self.clock.now)
                 self._on_tick()
