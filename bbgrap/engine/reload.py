@@ -14,7 +14,8 @@ import logging
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cached_property
-from heapq import heapify, heappop, heappush
+from graphlib import TopologicalSorter
+from heapq import heappop, heappush
 from pathlib import Path
 
 import onnxruntime as ort
@@ -91,19 +92,15 @@ class ReloadedModel:
 def _in_order(graph: Graph, order: Mapping[str, int]) -> tuple[Node, ...]:
     """Return the nodes of a graph in an order of names, as far as that is a topological one."""
     waits = {node.name: {graph.producers[name].name for name in node.reads if name in graph.producers} for node in graph.nodes}
-    readers: dict[str, list[str]] = {}
-    for name, producers in waits.items():
-        for producer in producers:
-            readers.setdefault(producer, []).append(name)
     places = {node.name: order.get(node.name, len(order) + place) for place, node in enumerate(graph.nodes)}
-    ready = [(places[name], name) for name, producers in waits.items() if not producers]
-    heapify(ready)
+    sorter = TopologicalSorter(waits)
+    sorter.prepare()
+    ready: list[tuple[int, str]] = []
     made = []
-    while ready:
+    while sorter:
+        for name in sorter.get_ready():
+            heappush(ready, (places[name], name))
         _, name = heappop(ready)
         made.append(graph.node_by_name[name])
-        for reader in readers.get(name, ()):
-            waits[reader].discard(name)
-            if not waits[reader]:
-                heappush(ready, (places[reader], reader))
+        sorter.done(name)
     return tuple(made)

@@ -10,9 +10,10 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from math import prod
 
-from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, SparseTensorProto, TensorProto
+from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, SparseTensorProto, TensorProto
 
 from bbgrap.errors import ModelError
+from bbgrap.graph.onnx_tidy import bodies_of, standard_domain
 from bbgrap.graph.types import DType
 
 MAX_NODES = 200_000
@@ -268,7 +269,7 @@ def _grown(
 
 
 def _key(domain: str, name: str, overload: str) -> _Key:
-    return "" if domain == "ai.onnx" else domain, name, overload
+    return standard_domain(domain), name, overload
 
 
 def _rough(number: int) -> str:
@@ -280,16 +281,10 @@ def _bodies(graph: GraphProto) -> Iterator[GraphProto]:
     level = [graph]
     for _ in range(MAX_BODIES + 1):
         yield from level
-        level = [body for outer in level for node in outer.node for body in _bodies_of(node)]
+        level = [body for outer in level for node in outer.node for body in bodies_of(node)]
         if not level:
             return
     raise ModelError(f"its nodes have bodies inside bodies, more than {MAX_BODIES} deep")
-
-
-def _bodies_of(node: NodeProto) -> Iterator[GraphProto]:
-    for attribute in node.attribute:
-        yield from ([attribute.g] if attribute.HasField("g") else [])
-        yield from attribute.graphs
 
 
 def _names_of(graph: GraphProto) -> Iterator[str]:

@@ -169,12 +169,16 @@ def as_model_error(who: str) -> Iterator[None]:
         raise ModelError(f"{who}: it is broken: {type(error).__name__}: {_first_line(error)}") from error
 
 
-def checker_fault(path: Path) -> str:
+def checker_fault(model: Path | onnx.ModelProto) -> str:
     """Return what the ONNX checker says against a file, empty if nothing; it reads all of it, some 0.1 s for 100 MB.
 
     It is for information: onnxruntime decides whether a model runs. Shapes are not looked at.
     """
-    return _said_by_the_checker(path)
+    try:
+        onnx.checker.check_model(model)
+    except BROKEN as error:
+        return _first_line(error)
+    return ""
 
 
 def structure_fault(model: OnnxModel) -> str:
@@ -186,15 +190,7 @@ def structure_fault(model: OnnxModel) -> str:
             del tensor.external_data[:]
             tensor.ClearField("data_location")
             tensor.dims[:] = [0]
-    return _said_by_the_checker(proto)
-
-
-def _said_by_the_checker(model: Path | onnx.ModelProto) -> str:
-    try:
-        onnx.checker.check_model(model)
-    except BROKEN as error:
-        return _first_line(error)
-    return ""
+    return checker_fault(proto)
 
 
 def parse_model(data: bytes, directory: Path, name: str) -> OnnxModel:

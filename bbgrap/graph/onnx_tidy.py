@@ -6,6 +6,7 @@ One of the files that import onnx (see `onnx_io`).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from graphlib import CycleError, TopologicalSorter
 from math import prod
 
 import numpy as np
@@ -68,10 +69,11 @@ def sort_nodes(graph: GraphProto) -> None:
     before = [{made[name] for name in reads_of(node) if name in made} for node in graph.node]
     if all(all(other < place for other in others) for place, others in enumerate(before)):
         return
-    order: list[int] = []
-    done: set[int] = set()
-    for place in range(len(before)):
-        _visit(graph, place, before, done, order)
+    try:
+        order = [*TopologicalSorter(dict(enumerate(before))).static_order()]
+    except CycleError as error:
+        node = graph.node[error.args[1][0]]
+        raise ModelError(f"graph '{graph.name}': node '{node.name or node.op_type}' depends on its own output") from None
     nodes = []
     for place in order:
         node = NodeProto()
@@ -79,26 +81,6 @@ def sort_nodes(graph: GraphProto) -> None:
         nodes.append(node)
     del graph.node[:]
     graph.node.extend(nodes)
-
-
-def _visit(graph: GraphProto, first: int, before: list[set[int]], done: set[int], order: list[int]) -> None:
-    """Append a node to the order, after all that it depends on; without recursion, since chains are long."""
-    path = [first]
-    entered: set[int] = set()
-    while path:
-        place = path[-1]
-        missing = sorted(before[place] - done)
-        if place in done or not missing:
-            path.pop()
-            if place not in done:
-                done.add(place)
-                order.append(place)
-        elif place in entered:
-            name = graph.node[place].name or graph.node[place].op_type
-            raise ModelError(f"graph '{graph.name}': node '{name}' depends on its own output")
-        else:
-            entered.add(place)
-            path += missing
 
 
 def free_sizes_below_zero(graph: GraphProto) -> None:

@@ -112,6 +112,10 @@ class Levels:
         """Return the device at a leaf."""
         return self.devices[leaf] if self.devices else leaf
 
+    def divided(self, placements: Placements, by: Placement | None) -> int:
+        """Return over how many ways a placement divides, among those of the first levels."""
+        return prod(way for used, way in zip(placements, self.ways, strict=False) if used == by)
+
     def upper(self, levels: int) -> Levels:
         """Return the first levels, each group below them as one device with the sum of its shares."""
         width = prod(self.ways[levels:])

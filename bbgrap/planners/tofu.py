@@ -14,8 +14,6 @@ too short for all parts is taken only where there is no longer one, and a node w
 
 from __future__ import annotations
 
-from math import prod
-
 from bbgrap.cluster import Cluster
 from bbgrap.graph import Graph, Node
 from bbgrap.planners.layers import Descriptions
@@ -54,7 +52,7 @@ def further_placements(
         return ()
     way = levels.ways[-1]
     left = {
-        placement: loop // _parts(placement, placements, levels) for placement, loop in loops(graph, node, description, sums=sums).items()
+        placement: loop // levels.divided(placements, placement) for placement, loop in loops(graph, node, description, sums=sums).items()
     }
     over = next((placement for placement in placements if isinstance(placement, Partial)), None)
     left = {placement: rest for placement, rest in left.items() if not isinstance(placement, Partial) or over in (None, placement)}
@@ -70,7 +68,3 @@ def loops(graph: Graph, node: Node, description: Description, *, sums: bool = Tr
         overs = (Partial(index.name, index.extent, part_unit(node)) for index in reducible(graph, node, description))
         found |= {over: over.units for over in overs}
     return found
-
-
-def _parts(placement: Placement, placements: Placements, levels: Levels) -> int:
-    return prod(way for used, way in zip(placements, levels.ways, strict=False) if used == placement)

@@ -54,7 +54,7 @@ def chained(
     best: dict[Form, tuple[float, list[Placement]]] = {}
     for number, layer in enumerate(step.layers):
         placements = placed[layer.node.name]
-        batches, inner, features = (_ways(placements, levels, of) for of in (_shard(layer.batch), layer.inner, _shard(layer.features)))
+        batches, inner, features = (levels.divided(placements, of) for of in (_shard(layer.batch), layer.inner, _shard(layer.features)))
         weights = prod(graph.types[step.weights[layer.node.name]].known_shape) / (inner * features)
         reads = prod(graph.types[layer.data].known_shape) / (batches * inner)
         makes = prod(graph.types[layer.made].known_shape) / (batches * features)
@@ -73,11 +73,11 @@ def forms_of(step: TrainingStructure, layer: Layer, placements: Placements, way:
     shape = step.graph.types[layer.made].known_shape
     batch, features = _shard(layer.batch), _shard(layer.features)
     found: dict[Form, Placement] = {}
-    if batch is not None and shape[batch.axis] >= way * _ways(placements, levels, batch):
+    if batch is not None and shape[batch.axis] >= way * levels.divided(placements, batch):
         found["b"] = batch
-    if layer.inner is not None and layer.inner.units >= way * _ways(placements, levels, layer.inner):
+    if layer.inner is not None and layer.inner.units >= way * levels.divided(placements, layer.inner):
         found["i"] = layer.inner
-    if features is not None and shape[features.axis] >= way * _ways(placements, levels, features):
+    if features is not None and shape[features.axis] >= way * levels.divided(placements, features):
         found["o"] = features
     if model in found:
         found = {form: placement for form, placement in found.items() if form in ("b", model)}
@@ -86,8 +86,3 @@ def forms_of(step: TrainingStructure, layer: Layer, placements: Placements, way:
 
 def _shard(axis: int | None) -> Shard | None:
     return None if axis is None else Shard(axis)
-
-
-def _ways(placements: Placements, levels: Levels, placement: Placement | None) -> int:
-    """Return over how many ways a placement divides, in the levels above."""
-    return prod(way for used, way in zip(placements, levels.ways, strict=False) if used == placement)

@@ -61,17 +61,7 @@ def _drop_unused(device: DeviceProgram, live: LiveBuffers, kept_parts: dict[int,
                 if ops:
                     steps.append(Compute(ops))
             case Receive():
-                kept = kept_parts[step.message]
-                steps.append(_receive(step, kept) if len(kept) < len(step.buffers) else step)
+                steps.append(replace(step, buffers=tuple(step.buffers[n] for n in kept_parts[step.message])))
             case Send():
-                kept = kept_parts[step.message]
-                steps.append(_send(step, kept) if len(kept) < len(step.parts) else step)
+                steps.append(replace(step, parts=tuple(step.parts[n] for n in kept_parts[step.message])))
     return replace(device, steps=tuple(steps))
-
-
-def _receive(step: Receive, kept: tuple[int, ...]) -> Receive:
-    return Receive(step.message, step.source, tuple(step.buffers[n] for n in kept))
-
-
-def _send(step: Send, kept: tuple[int, ...]) -> Send:
-    return Send(step.message, step.destination, tuple(step.parts[n] for n in kept))
