@@ -12,7 +12,7 @@ from bbgrap.graph import Array, Graph
 from bbgrap.planners.options import SPLITS, PlanOptions
 from bbgrap.planners.plan import Plan, Tile, whole_output
 from bbgrap.shapemap import Interval, IntervalSet, ShapeMap, covers
-from bbgrap.tdl import Part, describe, reducible, splittable_axes
+from bbgrap.tdl import Part, describe, reducible
 from bbgrap.tdl.language import Index
 from bbgrap.zoo.builder import Builder
 
@@ -134,7 +134,7 @@ def plans(draw: st.DrawFn, graph: Graph, devices: int = 4) -> Plan:
             continue
         regions = [whole_output(graph, node)]
         if description is not None:
-            for axis in draw(st.lists(st.sampled_from(splittable_axes(description)), max_size=2, unique=True)):
+            for axis in draw(st.lists(st.sampled_from(description.splittable_axes), max_size=2, unique=True)):
                 regions = [piece for region in regions for piece in _random_cut(draw, region, axis)][:devices] or regions
         regions = _covering(regions, whole_output(graph, node))
         order = draw(st.permutations(range(devices)))

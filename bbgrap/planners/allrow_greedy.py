@@ -16,7 +16,7 @@ from bbgrap.planners.placements import Levels, Placements, Shard
 from bbgrap.planners.plan import Plan
 from bbgrap.planners.search import Choices
 from bbgrap.planners.tofu import further_placements
-from bbgrap.tdl import Description, splittable_axes
+from bbgrap.tdl import Description
 
 
 def plan_allrow_greedy(graph: Graph, cluster: Cluster, options: PlanOptions, descriptions: Descriptions) -> Plan:
@@ -38,4 +38,4 @@ def plan_allrow_greedy(graph: Graph, cluster: Cluster, options: PlanOptions, des
 def _first_axis(description: Description | None, parts: int) -> int | None:
     if description is None:
         return None
-    return next((axis for axis in splittable_axes(description) if description.shape[axis] >= max(2, parts)), None)
+    return next((axis for axis in description.splittable_axes if description.shape[axis] >= max(2, parts)), None)

@@ -25,7 +25,7 @@ from bbgrap.planners.options import PlanOptions
 from bbgrap.planners.plan import Plan, Tile, whole_output
 from bbgrap.planners.shares import grid_of, split_by_shares
 from bbgrap.shapemap import IntervalSet, ShapeMap, covers
-from bbgrap.tdl import Description, Part, computable, describe, granularity, is_elementwise, part_unit, reducible, splittable_axes
+from bbgrap.tdl import Description, Part, computable, describe, granularity, is_elementwise, part_unit, reducible
 from bbgrap.tdl.language import All, Index, Remainder, accesses_in, indices_in
 
 HEAVY_WEIGHT_BYTES = round(2 * 2 * EXCHANGE_S * GENERIC["matvec"].weight_bytes_per_s)
@@ -229,7 +229,7 @@ class _Follower:
     def _usable(self, description: Description | None, axes: Axes) -> tuple[int, ...]:
         if description is None:
             return ()
-        allowed = splittable_axes(description)
+        allowed = description.splittable_axes
         return tuple(dict.fromkeys(a for a in axes if a is not None and a in allowed and description.shape[a] > 1))
 
     def _is_heavy(self, node: Node) -> bool:
@@ -259,7 +259,7 @@ def surviving_axis(description: Description, operand: int, axis: int) -> int | N
         if access.operand != operand or isinstance(subscript := access.subscripts[axis], All | Remainder):
             continue
         for index in indices_in(subscript):
-            if index.name in names and names.index(index.name) in splittable_axes(description):
+            if index.name in names and names.index(index.name) in description.splittable_axes:
                 return names.index(index.name)
     return None
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from bbgrap.graph import Graph, Node
 from bbgrap.shapemap import ShapeMap
-from bbgrap.tdl import Description, describe, described_operators, flops, reducible, splittable_axes
+from bbgrap.tdl import Description, describe, described_operators, flops, reducible
 from bbgrap.tdl.operators.undescribed import why_whole
 from bbgrap.tdl.rule import MINIMUM_OPSET
 
@@ -44,7 +44,7 @@ def inspect_graph(graph: Graph) -> dict[str, Any]:
 
 def _layer(graph: Graph, node: Node, description: Description | None, work: int) -> dict[str, Any]:
     first = next(name for name in node.outputs if name)
-    axes = [] if description is None else [a for a in splittable_axes(description) if description.shape[a] > 1]
+    axes = [] if description is None else [a for a in description.splittable_axes if description.shape[a] > 1]
     return {
         "name": node.name,
         "operator": node.op,

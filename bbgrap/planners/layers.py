@@ -14,7 +14,7 @@ from bbgrap.graph import Graph, Node
 from bbgrap.planners.bbgrap import surviving_axis
 from bbgrap.planners.placements import ON_ONE, Levels, Partial, Placement, Placements, Shard, tiles_of
 from bbgrap.planners.plan import Tile, whole_output
-from bbgrap.tdl import Description, part_unit, reducible, splittable_axes
+from bbgrap.tdl import Description, part_unit, reducible
 
 Descriptions = Mapping[str, Description | None]
 
@@ -61,7 +61,7 @@ def layer_of(
     operands = [name for name in node.inputs if name and name not in graph.weights and name not in parameters]
     if not names or not operands:
         return None
-    allowed = splittable_axes(description)
+    allowed = description.splittable_axes
     features = [axis for name, axis in outputs.items() if name in names and axis in allowed and description.shape[axis] > 1]
     inner = [index for index in reducible(graph, node, description) if index.name in names and index.extent > part_unit(node)]
     widest = max(inner, key=lambda index: index.extent, default=None)

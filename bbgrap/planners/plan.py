@@ -18,7 +18,7 @@ from bbgrap.cluster import Cluster
 from bbgrap.errors import PlanError
 from bbgrap.graph import Graph, Node
 from bbgrap.shapemap import Interval, ShapeMap, subtract_all
-from bbgrap.tdl import Description, Part, can_make, describe, part_unit, reducible, splittable_axes
+from bbgrap.tdl import Description, Part, can_make, describe, part_unit, reducible
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +91,7 @@ def _tile_faults(plan: Plan, node: Node, tiles: tuple[Tile, ...], described: Des
     ]
     if described is not None:
         faults += _part_faults(plan, node, tiles, described)
-        allowed = splittable_axes(described)
+        allowed = described.splittable_axes
         cut = {axis for t in tiles for axis in range(whole.rank) if t.region.axes[axis] != whole.axes[axis]}
         faults += [f"axis {axis} is cut, but the operator cannot be split there" for axis in sorted(cut - set(allowed))]
         if not faults:

@@ -32,7 +32,7 @@ from bbgrap.planners.placements import Partial
 from bbgrap.planners.plan import Plan, Tile, whole_output
 from bbgrap.planners.shares import split_by_shares
 from bbgrap.shapemap import Interval, IntervalSet, ShapeMap, covers
-from bbgrap.tdl import Description, Part, can_make, granularity, input_regions, part_unit, reducible, splittable_axes
+from bbgrap.tdl import Description, Part, can_make, granularity, input_regions, part_unit, reducible
 from bbgrap.tdl.language import Index
 
 
@@ -162,7 +162,7 @@ class _TensorParallel:
 
     def _may_cut(self, node: Node, description: Description, axis: int) -> bool:
         moving = self.graph.moving.get(first_output(node), ())
-        return axis in splittable_axes(description) and description.shape[axis] > 1 and axis not in moving
+        return axis in description.splittable_axes and description.shape[axis] > 1 and axis not in moving
 
     def _opened(self, node: Node, description: Description) -> _Role | None:
         layer = layer_of(self.graph, node, description, None)

@@ -23,7 +23,7 @@ from bbgrap.planners.plan import Plan, Tile, whole_output
 from bbgrap.planners.search import Choices
 from bbgrap.planners.training import training_structure
 from bbgrap.planners.training_search import place_by_bytes
-from bbgrap.tdl import Description, part_unit, reducible, splittable_axes
+from bbgrap.tdl import Description, part_unit, reducible
 
 
 def plan_tofu(graph: Graph, cluster: Cluster, options: PlanOptions, descriptions: Descriptions) -> Plan:
@@ -63,7 +63,7 @@ def further_placements(
 
 def loops(graph: Graph, node: Node, description: Description, *, sums: bool = True) -> dict[Placement, int]:
     """Return every loop along which a node can be divided, and into how many parts: output axes, then (with `sums`) reduction indices."""
-    found: dict[Placement, int] = {Shard(axis): description.shape[axis] for axis in splittable_axes(description)}
+    found: dict[Placement, int] = {Shard(axis): description.shape[axis] for axis in description.splittable_axes}
     if sums:
         overs = (Partial(index.name, index.extent, part_unit(node)) for index in reducible(graph, node, description))
         found |= {over: over.units for over in overs}

@@ -14,14 +14,14 @@ from bbgrap.planners.options import PlanOptions
 from bbgrap.planners.plan import Plan, Tile, whole_output
 from bbgrap.planners.shares import split_by_shares
 from bbgrap.shapemap import IntervalSet
-from bbgrap.tdl import Description, granularity, splittable_axes
+from bbgrap.tdl import Description, granularity
 
 
 def plan_widest(graph: Graph, cluster: Cluster, options: PlanOptions, descriptions: Mapping[str, Description | None]) -> Plan:
     """Cut every described node by shares along its longest splittable axis; the others run whole on the first node."""
     tiles: dict[str, tuple[Tile, ...]] = {node.name: (Tile(0, whole_output(graph, node)),) for node in graph.nodes}
     for name, description in descriptions.items():
-        axes = [a for a in splittable_axes(description) if description.shape[a] > 1] if description is not None else []
+        axes = [a for a in description.splittable_axes if description.shape[a] > 1] if description is not None else []
         if description is None or not axes:
             continue
         axis = max(axes, key=lambda a: (description.shape[a], -a))

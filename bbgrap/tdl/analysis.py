@@ -103,11 +103,6 @@ def _values(subscript: Subscript, names: tuple[str, ...], extent: int, sets: Map
     return IntervalSet.of(*hulls)
 
 
-def splittable_axes(description: Description) -> tuple[int, ...]:
-    """Return the output axes along which tiles can be computed independently: all but those inside an opaque function."""
-    return description.splittable_axes
-
-
 def is_elementwise(description: Description) -> bool:
     """Tell whether an output element depends on the elements at its own index only (Tofu, section 4.1; transposed counts, too)."""
     names = {index.name for index in description.outputs}
@@ -191,7 +186,7 @@ def strategies(description: Description, operand_shapes: Sequence[Shape | None],
     """Return every strategy for a number of workers: splittable output indices first, then indices of an outermost reduction."""
     found = []
     whole = ShapeMap.full(description.shape)
-    for axis in splittable_axes(description):
+    for axis in description.splittable_axes:
         pieces = even_split(description.shape[axis], workers)
         tiles = [whole.replace(axis, IntervalSet.of(piece)) for piece in pieces]
         regions = tuple(input_regions(description, tile, operand_shapes) for tile in tiles)

@@ -87,13 +87,6 @@ class Site:
             raise PlanError(f"node '{self.node.name}' ({self.node.op}): attribute '{name}' is no integer: {value!r}")
         return value
 
-    def number(self, name: str, default: float) -> float:
-        """Return a float attribute."""
-        value = self.node.attributes.get(name, default)
-        if not isinstance(value, int | float):
-            raise PlanError(f"node '{self.node.name}' ({self.node.op}): attribute '{name}' is no number: {value!r}")
-        return float(value)
-
     def text(self, name: str, default: str) -> str:
         """Return a string attribute."""
         value = self.node.attributes.get(name, default)

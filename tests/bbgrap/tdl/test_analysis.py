@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from bbgrap.shapemap import Interval, IntervalSet, ShapeMap
-from bbgrap.tdl import Description, flops, granularity, input_regions, splittable_axes, strategies
+from bbgrap.tdl import Description, flops, granularity, input_regions, strategies
 from bbgrap.tdl.language import ALL, Index, Max, Opaque, Quotient, ScalarCall, Sum, indices, operand
 from tests.bbgrap.tdl.verifier import Case, Whole
 
@@ -48,7 +48,7 @@ def test_t1_batch_cholesky_has_one_strategy():
     (only,) = strategies(description, [(4, 3, 3)])
     assert (only.index, only.kind) == ("b", "concatenate")
     assert [str(worker[0]) for worker in only.regions] == ["[0:2, 0:3, 0:3]", "[2:4, 0:3, 0:3]"]
-    assert splittable_axes(description) == (0,)
+    assert description.splittable_axes == (0,)
 
 
 def test_t1_shift_two_reads_the_regions_of_the_paper():

@@ -5,7 +5,7 @@ import pytest
 
 from bbgrap.graph.types import DType, TensorType
 from bbgrap.shapemap import ShapeMap
-from bbgrap.tdl import granularity, splittable_axes
+from bbgrap.tdl import granularity
 from tests.bbgrap.tdl.quantized_cases import MICROSOFT
 from tests.bbgrap.tdl.test_rule import described, integers
 from tests.bbgrap.tdl.verifier import Case, Whole, check
@@ -139,6 +139,6 @@ def test_channels_of_a_quantized_convolution_that_is_almost_depthwise_stay_toget
     x, w = (np.ones(shape, np.uint8) for shape in ((1, 4, 5, 5), (8, 1, 3, 3)))
     step, zero = np.array(0.5, np.float32), np.array(3, np.uint8)
     case = Case("QLinearConv", (x, step, zero, w, step, zero, step, zero), {"group": 4}, frozenset(range(1, 8)))
-    assert splittable_axes(Whole(case).describe()) == (0, 2, 3)
+    assert Whole(case).describe().splittable_axes == (0, 2, 3)
     depthwise = Case("QLinearConv", (x, step, zero, w[:4], step, zero, step, zero), {"group": 4}, frozenset(range(1, 8)))
-    assert splittable_axes(Whole(depthwise).describe()) == (0, 1, 2, 3)
+    assert Whole(depthwise).describe().splittable_axes == (0, 1, 2, 3)

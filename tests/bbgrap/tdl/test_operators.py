@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bbgrap.shapemap import IntervalSet, ShapeMap
-from bbgrap.tdl import described_operators, splittable_axes
+from bbgrap.tdl import described_operators
 from tests.bbgrap.tdl.block_cases import BLOCKS
 from tests.bbgrap.tdl.elementwise_cases import ELEMENTWISE
 from tests.bbgrap.tdl.indexing_cases import INDEXING
@@ -37,7 +37,7 @@ def check_some_tile(data, case):
     whole = Whole(case)
     description = whole.describe()
     several = range(len(description.shape)) if case.several_ranges is None else case.several_ranges
-    check(whole, data.draw(tiles(description.shape, splittable_axes(description), several), label="tile"))
+    check(whole, data.draw(tiles(description.shape, description.splittable_axes, several), label="tile"))
 
 
 def test_every_registered_operator_has_a_case():

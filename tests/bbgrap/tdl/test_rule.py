@@ -179,12 +179,10 @@ def test_a_site_names_the_node_when_an_attribute_is_wrong():
     graph = graph_of("Conv", (FLOAT, None), attributes={"group": 1.5, "alpha": "x", "pads": 3, "auto_pad": b"VALID"})
     site = site_of(graph, graph.nodes[0])
     assert site.text("auto_pad", "") == "VALID"
-    assert site.number("beta", 2) == 2.0
     assert not site.has(1)
     assert site.constant(5) is None
     for read, text in (
         (lambda: site.integer("group", 1), "attribute 'group' is no integer: 1.5"),
-        (lambda: site.number("alpha", 1), "attribute 'alpha' is no number: 'x'"),
         (lambda: site.integers("pads", ()), "attribute 'pads' is no list: 3"),
         (lambda: site.shape(1), "operand 1 is absent"),
     ):
