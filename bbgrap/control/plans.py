@@ -21,7 +21,7 @@ from bbgrap.control.coordinator_instructions import Base
 from bbgrap.control.lifecycles import Tracker
 from bbgrap.control.plan_trial import PlanTrial
 from bbgrap.control.planned_variant import SCALED_FROM, PlannedVariant
-from bbgrap.control.variants import InFlightQueue, LeastFinishTime, Policy, Timing
+from bbgrap.control.variants import SMOOTHING, InFlightQueue, LeastFinishTime, Policy, Timing
 from bbgrap.planners.options import PlanOptions
 from bbgrap.protocol.addresses import split_place
 from bbgrap.protocol.client_messages import Fault, ModelFile, ModelPrepared
@@ -33,8 +33,6 @@ Caller = tuple[RoutingId, int]
 
 MAX_DEATHS = 2
 """Workers that a plan may end; then it is not tried again."""
-SMOOTHING = 0.25
-"""Weight of the newest time of a request in a variant's running mean."""
 FIRST_AGAIN_S = 2.0
 """How soon what could not be planned or loaded is tried again: a planner may have been ended, a machine short of memory for a while."""
 LAST_AGAIN_S = 600.0

@@ -100,24 +100,21 @@ class Server:
         planners: PlanningQueues,
         storage: Storage,
         audit: AuditLog,
-        keys: KeyRing | NoKeys | None = None,
-        inputs: InputFiles | None = None,
+        inputs: InputFiles,
+        keys: KeyRing | NoKeys,
     ) -> None:
-        """Use connections that belong to the thread of `run`; nothing is handled before.
-
-        Large inputs of sequences are put into `inputs`; without, they stay in memory.
-        """
+        """Use connections that belong to the thread of `run`; nothing is handled before. `inputs` takes large ones of sequences."""
         self._control = control
         self._plane = plane
         self._machine = machine
         self._models = models
         self._planners = planners
         self._storage = storage
-        self._keys = keys or NoKeys()
+        self._keys = keys
         self._audit = audit
         self._events: WakeupQueue[CoordinatorEvent | InputsStored | None] = WakeupQueue()
         self._host = HostExecutor(plane, control.channels.memory, self._on_broken)
-        self._incoming = None if inputs is None else IncomingRequests(inputs, self._events.put)
+        self._incoming = IncomingRequests(inputs, self._events.put)
         self._uploads = ThreadPoolExecutor(1, "uploads")
         self._comparisons = ThreadPoolExecutor(1, "comparisons")
         self._saw_agents = False
@@ -158,8 +155,7 @@ class Server:
                 self._on_time(now)
                 due, late = time.monotonic() + _TICK_S, 0.0
         self._comparisons.shutdown(wait=False, cancel_futures=True)
-        if self._incoming is not None:
-            self._incoming.close()
+        self._incoming.close()
 
     def _on_time(self, now: float) -> None:
         self._handle(Tick(), now)
@@ -186,7 +182,7 @@ class Server:
             if isinstance(event, Planned | PlanFailed):
                 self._take_plan(event)
             elif isinstance(event, InputsStored):
-                if self._incoming is not None and (message := self._incoming.stored(event)) is not None:
+                if (message := self._incoming.stored(event)) is not None:
                     self._handle(FromPeer(event.identity, message))
             elif event is not None:
                 self._handle(event)
@@ -237,12 +233,12 @@ class Server:
                 self._say(identity, None if why == SHUT_OUT else refused(message, why))
             elif isinstance(message, KeyMessage):
                 self._answer(identity, message)
-            elif self._incoming is not None and isinstance(message, RunModel) and self._incoming.concerns(message):
+            elif isinstance(message, RunModel) and self._incoming.concerns(message):
                 # The machine sees it when its inputs are where they stay.
                 if full := self._incoming.take(identity, message):
                     self._say(identity, Failed(message.call, Fault.BUSY, f"coordinator: {full}; submit again when some are answered"))
             else:
-                if self._incoming is not None and isinstance(message, Cancel):
+                if isinstance(message, Cancel):
                     self._incoming.cancel(identity, message.call)
                 self._handle(FromPeer(identity, message))
         return True

@@ -100,7 +100,7 @@ def serve(
         machine = CoordinatorMachine(settings, stored, time.monotonic())
         audit = AuditLog(directory / "audit.jsonl")
         stack.callback(audit.close)
-        server = Server(control, plane, machine, models, planners, storage, audit, keys, InputFiles(directory))
+        server = Server(control, plane, machine, models, planners, storage, audit, InputFiles(directory), keys)
         planners.begin(models, folders, server.report)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: server.stop())

@@ -9,6 +9,7 @@ import zmq
 from bbgrap_coordinator.artifacts import ArtifactFolders
 from bbgrap_coordinator.audit import AuditLog
 from bbgrap_coordinator.input_files import LARGE_BYTES, InputFiles
+from bbgrap_coordinator.keyring import NoKeys
 from bbgrap_coordinator.models import ModelStore
 from bbgrap_coordinator.planning import PlanningQueues
 from bbgrap_coordinator.server import Server
@@ -71,7 +72,8 @@ class House:
         self.storage = Storage(StateDatabase(home), self.folders)
         self.stored = self.storage.read(self.models.stored())
         self.audit = AuditLog(home / "audit.jsonl")
-        self.server = Server(self.control, self.plane, self.script, self.models, planners, self.storage, self.audit, inputs=inputs)
+        files = inputs or InputFiles(home)
+        self.server = Server(self.control, self.plane, self.script, self.models, planners, self.storage, self.audit, files, NoKeys())
         planners.begin(self.models, self.folders, self.server.report)
         self.thread = threading.Thread(target=self.server.run)
         self.thread.start()
