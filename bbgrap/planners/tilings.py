@@ -34,9 +34,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 ROWS, COLUMNS, COPY = "R", "C", "r"
-RED = "red"
-"""Partial sums on all devices: no tiling of a tensor, only what a product leaves behind."""
-
 FORMS = "bio"
 """The loops along which a product can be cut."""
 
@@ -47,25 +44,6 @@ _OF_W = {"b": COPY, "i": ROWS, "o": COLUMNS}
 _OF_Y = {"b": ROWS, "i": COPY, "o": COLUMNS}
 AXES_OF = {"x": _OF_X, "w": _OF_W, "y": _OF_Y}
 """How a cut along a loop cuts each tensor of a product; the tensor that the loop does not reach is copied, or `red` if it is made."""
-
-CONVERSION = {
-    **{(a, b): 0.0 if a == b else 0.5 for a in (ROWS, COLUMNS) for b in (ROWS, COLUMNS)},
-    **{(a, COPY): 1.0 for a in (ROWS, COLUMNS)},
-    **{(COPY, b): 0.0 for b in (ROWS, COLUMNS, COPY)},
-    **{(RED, b): 1.0 for b in (ROWS, COLUMNS)},
-    (RED, COPY): 2.0,
-}
-"""Conversions between two groups, in areas of the tensor, the sum of both: ghost area less the area already there (figure 7)."""
-
-
-def words(letters: str, length: int) -> tuple[str, ...]:
-    """Return all words over an alphabet, in order: the k-cut tilings of definition 1."""
-    return tuple("".join(word) for word in product(letters, repeat=length))
-
-
-def flattened(letters: str, length: int) -> tuple[str, ...]:
-    """Return the words that differ after sorting (theorem 2): 3, 6, 10, 15 for R, C, r."""
-    return tuple(dict.fromkeys("".join(sorted(word)) for word in words(letters, length)))
 
 
 def _held(word: str, ways: tuple[int, ...]) -> Floats:
@@ -114,8 +92,3 @@ def _tables_of(tilings: tuple[str, ...], forms: tuple[str, ...], ways: tuple[int
         per_cell = (boxes.sum(1) - 1)[:, None, :] + held.sum(1)[None, :, :] - both
         store[tensor] = per_cell.sum(2) / cells
     return Tables(tilings, forms, fetch, store)
-
-
-def share_held(word: str, ways: Sequence[int]) -> float:
-    """Return the part of a tensor that each device holds: 1 / devices without copies, more with them."""
-    return prod(1 / way for letter, way in zip(word, ways, strict=True) if letter != COPY)

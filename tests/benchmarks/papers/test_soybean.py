@@ -6,7 +6,7 @@ from itertools import product
 
 import pytest
 
-from bbgrap.planners.tilings import CONVERSION, FORMS, RED, flattened, share_held, tables_of, words
+from bbgrap.planners.tilings import FORMS, tables_of
 from benchmarks.papers.chains import LayerTilings, Search, areas_of
 from benchmarks.papers.networks import Network, alexnet, convolutions, hypar_networks, lstm, main_path, mlp, vgg, wresnet
 from benchmarks.papers.soybean import (
@@ -18,6 +18,7 @@ from benchmarks.papers.soybean import (
     optimum,
     worked_example,
 )
+from benchmarks.papers.tiling_words import CONVERSION, RED, flattened, share_held, words
 
 FIVE = mlp(*[300] * 6)
 NETWORKS: dict[str, tuple[Network, int]] = {

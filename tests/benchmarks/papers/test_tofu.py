@@ -7,9 +7,9 @@ from time import perf_counter
 
 import pytest
 
-from bbgrap.planners.tilings import share_held
 from benchmarks.papers.coarsening import coarsen, is_chain, training_graph
 from benchmarks.papers.networks import Network, hypar_networks, lstm, lstm_weights, main_path, mlp, wresnet
+from benchmarks.papers.tiling_words import share_held
 from benchmarks.papers.tofu import configurations, factors, partition, rank, table_2, ways_to_divide
 
 WRESNET_152_10 = main_path(wresnet(152, 10))
