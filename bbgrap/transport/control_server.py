@@ -106,10 +106,6 @@ class ControlServer:
             return self.channels.receive() or self._receive()
         return self._receive() or self.channels.receive()
 
-    def invite(self, identity: bytes) -> str:
-        """Return where a peer on this machine may open a channel that is its own; empty if there are none."""
-        return self.channels.invite(identity)
-
     def identities(self, key: bytes) -> list[bytes]:
         """Return the peers that have spoken with a key, as far as is known: some may be gone."""
         return [identity for identity in self._ways if key_of(identity) == key]

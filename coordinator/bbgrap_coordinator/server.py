@@ -360,7 +360,7 @@ class Server:
     def _say_to_client(self, say: ToClient) -> None:
         message = say.message
         if isinstance(message, Greeting):
-            message = replace(message, channel=self._control.invite(say.identity))
+            message = replace(message, channel=self._control.channels.invite(say.identity))
         try:
             frames = TO_CLIENT.encode(message)
         except LocalProtocolError as error:

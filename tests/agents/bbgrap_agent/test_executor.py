@@ -17,7 +17,7 @@ from bbgrap.protocol.messages import Peer
 from bbgrap.runtime.execution import SlicePlan
 from bbgrap.runtime.schedule import BufferSpec, LocalPart, LocalReceive, LocalRun, LocalSend, Schedule
 from bbgrap.transport.data import Arrival
-from bbgrap.transport.inproc import InprocNetwork
+from tests.inproc import InprocNetwork
 
 ROW = BufferSpec("row", DType.FLOAT, (2,))
 HOST, PEER = 2, 1

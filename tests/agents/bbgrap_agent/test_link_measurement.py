@@ -9,7 +9,7 @@ from bbgrap_agent.link_measurement import AnsweredPeers, measure_link, unreachab
 
 from bbgrap.protocol.data import Frame, Kind
 from bbgrap.protocol.messages import Peer
-from bbgrap.transport.inproc import InprocNetwork
+from tests.inproc import InprocNetwork
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from bbgrap.graph.types import DType
 from bbgrap.protocol.data import Frame, Kind, SequenceStart, pack_sequence, unpack_sequence
 from bbgrap.runtime.execution import SlicePlan
 from bbgrap.runtime.schedule import BufferSpec, LocalPart, LocalReceive, LocalRun, LocalSend, Schedule
-from bbgrap.transport.inproc import InprocNetwork
+from tests.inproc import InprocNetwork
 
 ROW = BufferSpec("row", DType.FLOAT, (2,))
 HOST = 1

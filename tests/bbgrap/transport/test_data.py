@@ -14,9 +14,9 @@ import pytest
 from bbgrap.errors import BbgrapError, UsageError
 from bbgrap.transport import tcp
 from bbgrap.transport.framing import GREETING, frame_head
-from bbgrap.transport.inproc import InprocNetwork
 from bbgrap.transport.tcp import TcpDataPlane
 from tests.bbgrap.transport.check_transport import check_transport, receive
+from tests.inproc import InprocNetwork
 
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="what other systems do about SO_RCVLOWAT is not known")
 

@@ -1,7 +1,7 @@
 from bbgrap.protocol.data import Frame, Kind
 from bbgrap.protocol.messages import Peer
-from bbgrap.transport.inproc import InprocNetwork
 from bbgrap.transport.pings import MAX_PONG_BYTES, PingAnswers
+from tests.inproc import InprocNetwork
 
 
 def test_only_those_that_may_ask_are_answered():

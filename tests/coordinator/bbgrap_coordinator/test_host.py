@@ -15,7 +15,7 @@ from bbgrap.protocol.data import Frame, Kind, unpack_clock
 from bbgrap.protocol.messages import Peer, TensorHeader
 from bbgrap.runtime.schedule import BufferSpec, LocalJoin, LocalPart, LocalReceive, LocalSend, Schedule
 from bbgrap.transport.data import Arrival
-from bbgrap.transport.inproc import InprocNetwork
+from tests.inproc import InprocNetwork
 
 X = np.arange(4, dtype=np.float32)
 HEADER = TensorHeader("x", DType.FLOAT, (4,))
