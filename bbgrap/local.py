@@ -162,7 +162,7 @@ class LocalCluster(OwnCluster):
         with (self.logs / f"{name}.log").open("ab") as log:
             # Ctrl-C is for this process, which then ends them, or goes on with them.
             self.processes[name] = subprocess.Popen(
-                [sys.executable, *command], stdin=subprocess.PIPE, stdout=log, stderr=log, env=_environment(), start_new_session=True
+                [sys.executable, *command], stdin=subprocess.PIPE, stdout=log, stderr=log, env=_environment(), process_group=0
             )
 
     def _check_alive(self, name: str, deadline: float) -> None:

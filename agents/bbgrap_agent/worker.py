@@ -193,8 +193,8 @@ class Worker:
                     lambda fault: LinksMeasured(measurement, (), fault),
                 )
             case EndMeasuring(measurement):
-                if measurement in self._measurements:
-                    self._measurements[measurement].set()
+                if (ended := self._measurements.get(measurement)) is not None:
+                    ended.set()
             case TryLinks():
                 every = tuple(peer.device for peer in instruction.peers)
                 self._later(lambda: self._try(instruction), lambda _: LinksTried(instruction.trial, every), self._links)

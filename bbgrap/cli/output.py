@@ -50,11 +50,12 @@ def check_writable(path: Path | None) -> None:
     Raises:
         OSError: if it cannot.
     """
-    if path is not None:
-        is_new = not path.exists()
-        path.open("a").close()
-        if is_new:
-            path.unlink()
+    if path is None or (path.exists() and not path.is_file()):  # opening a pipe may wait
+        return
+    target, is_new = path.resolve(), not path.exists()
+    target.open("a").close()
+    if is_new:
+        target.unlink()
 
 
 def print_sentences(text: str) -> None:

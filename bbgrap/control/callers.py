@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from bbgrap.control.coordinator_instructions import CoordinatorInstruction, ToClient
 from bbgrap.control.membership import Members
-from bbgrap.control.open_requests import UNASKED_S
 from bbgrap.control.plans import ServedPlan
 from bbgrap.protocol.client_messages import Failed, Fault
+
+CALLER_UNASKED_S = 60.0
+"""How long a wait for a plan outlasts a client that does not ask after it. Chosen: its questions may wait behind large inputs."""
 
 NO_AGENT = "no agent is there to work; start one with: bbgrap-agent --join tcp://COORDINATOR:PORT"
 
@@ -41,7 +43,7 @@ def _refused(plan: ServedPlan, fault: Fault, reason: str) -> list[CoordinatorIns
 def callers_overdue(plan: ServedPlan, stage: str, now: float) -> list[CoordinatorInstruction]:
     """Answer who has waited for a plan for as long as they would, and forget who is gone; `stage` is what is done for it."""
     late = [caller for caller, known in plan.callers.items() if now > known.until]
-    gone = [caller for caller, known in plan.callers.items() if now - known.asked > UNASKED_S]
+    gone = [caller for caller, known in plan.callers.items() if now - known.asked > CALLER_UNASKED_S]
     for caller in {*late, *gone}:
         del plan.callers[caller]
     reason = f"plan of {plan.called}: the deadline passed before it served; what was done last: {stage}"

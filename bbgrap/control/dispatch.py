@@ -129,8 +129,10 @@ class Requests:
         return done
 
     def _go_on(self, plan: ServedPlan, now: float) -> list[CoordinatorInstruction]:
-        """Plan what is wanted, load it, time its variants, answer its callers, start what waits."""
+        """Plan what is wanted, load it, time its variants, answer its callers, start what waits; nothing for a plan that is forgotten."""
         done: list[CoordinatorInstruction] = []
+        if self.planning.plans.get(plan.key) is not plan:
+            return done
         if plan.standby is not None and plan.is_wanted:
             done += self.standbys.wake(plan.standby, now)
         done += self.planning.consider(plan, now)

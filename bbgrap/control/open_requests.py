@@ -22,8 +22,8 @@ from bbgrap.control.tracing import Traces
 from bbgrap.protocol.client_messages import Failed, Fault, RunModel
 
 UNASKED_S = 10.0
-"""How long a request or a wait for a plan outlasts a client that does not ask after it. Chosen: clients ask twice a second, and are gone,
-or have another key and have said it again, or are stopped."""
+"""How long a request waits for a client that does not ask after it. Chosen: clients ask twice a second, and are gone, or have another key
+and have said it again, or are stopped."""
 
 
 class OpenRequests:

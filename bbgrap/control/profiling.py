@@ -126,7 +126,9 @@ class Profiling:
         if len(self._waiting) >= MAX_WAITING:
             return [ToClient(identity, Failed(message.call, Fault.BUSY, f"measuring: {MAX_WAITING} calls wait already; try again later"))]
         self._waiting.append((identity, message))
-        return self._go_on(now) if self._round is None else []
+        if self._round is None:
+            return self._go_on(now)
+        return [] if self._round.identity else self._break_off(self._round, now)
 
     def measured(self, member: Member, message: Measured, now: float) -> list[CoordinatorInstruction]:
         """Take how fast an agent works, and go on."""
@@ -252,6 +254,8 @@ class Profiling:
         """Say how a round has ended that nobody called for. What has failed may have ended a worker: it is tried again ever more seldom."""
         done: list[CoordinatorInstruction] = [Log(f"measured {profile.name}") for profile in running.done]
         known = {profile.name for profile in running.without_links}
+        for profile in running.done:
+            self._failed.pop(profile.name, None)
         for name, fault in running.faults.items():
             again = ""
             if name not in known:

@@ -225,6 +225,13 @@ class Calls:
         finally:
             lock.release()
 
+    def pause(self, seconds: float) -> None:
+        """Wait, unless this thread's calls are to stop."""
+        until = time.monotonic() + seconds
+        while (left := until - time.monotonic()) > 0:
+            self._stops.check()
+            time.sleep(min(left, self._stops.tick_s))
+
     def begin(self, message: Call, on_progress: OnProgress | None = None, timeout_s: float | None = None) -> None:
         """Begin a call that `answer_to` waits for, or `forget` gives up; it is said when somebody waits for an answer.
 
@@ -315,11 +322,7 @@ class Calls:
 
     def _lead(self, number: int, deadline: float | None) -> None:
         """Look after the socket until something for a call is there."""
-        while True:
-            with self._lock:
-                self._carry_out(self._machine.tick(time.monotonic()))
-            if number in self._came:
-                return
+        while number not in self._came:
             self._check_open()
             self._stops.check()
             self._flush()
@@ -334,6 +337,8 @@ class Calls:
                 self._receive(number, now)
             if self._wakeups.fileno() in ready:
                 self._wakeups.take()
+            with self._lock:  # after what has arrived: a listener may have kept everybody from hearing it
+                self._carry_out(self._machine.tick(now))
             if number not in self._came and deadline is not None and now > deadline:
                 raise TimeoutError
 

@@ -30,6 +30,7 @@ from bbgrap.graph.types import Array
 from bbgrap.planners.options import PlanOptions, Split
 from bbgrap.planners.registry import AUTO
 from bbgrap.protocol.client_messages import RunResult
+from bbgrap.protocol.limits import is_plain_name
 from bbgrap.report.trace import Trace, clock_error_s, timeline_of
 from bbgrap.session.calls import OnProgress
 from bbgrap.session.connection import Connection
@@ -101,6 +102,8 @@ class InferenceSession(OrtSurface):
                 raise UsageError(f"split: expected one of {', '.join(get_args(Split))}, got '{split}'")
             if not math.isfinite(deadline_s):
                 raise UsageError(f"deadline_s: expected a finite number of seconds, got {deadline_s}")
+            if name is not None and not is_plain_name(f"{name}.onnx"):
+                raise UsageError(f"name: expected one without '/' and control characters, got '{name}'")
             chosen = planner or ("auto" if split is None else "bbgrap")
             self.options = options or PlanOptions(chosen, split or "rows")  # type: ignore[arg-type]  # looked at above
             self._path = self._written(path_or_bytes) if isinstance(path_or_bytes, bytes) else path_of(path_or_bytes)

@@ -112,10 +112,21 @@ class ModelFiles:
             raise ModelError(
                 f"model: '{path}' cannot be read any more: {error.strerror}; it is read when a coordinator lacks it"
             ) from error
-        if _version(os.fstat(stream.fileno())) != self._seen[name]:
+        version = _version(os.fstat(stream.fileno()))
+        if version != self._seen[name] and not self._is_known(name, stream):
             stream.close()
             raise ModelError(f"model: '{path}' has changed since this session was made of it; make another one")
+        self._seen[name] = version
         return stream
+
+    def _is_known(self, name: str, stream: BufferedReader) -> bool:
+        """Whether a file has the content that was brought before: it may have been touched, or put back."""
+        known = {file.name: file.digest for file in self._described}
+        if name not in known:
+            return False
+        is_same = hashlib.file_digest(stream, "sha256").hexdigest() == known[name]
+        stream.seek(0)
+        return is_same
 
     def _path_of(self, name: str) -> Path:
         return self._path if name == self._names[0] else self._path.parent / name

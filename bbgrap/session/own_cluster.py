@@ -47,9 +47,10 @@ class OwnCluster(ABC):
 
     def close(self) -> None:
         """End the cluster; a fork child, which has a copy of this, ends nothing."""
-        connection, self._connection = self._connection, None
+        connection = self._connection
         if connection is not None and connection.is_inherited:
             return
+        self._connection = None
         try:
             if connection is not None:
                 which_cluster.leave(connection)

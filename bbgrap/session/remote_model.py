@@ -38,7 +38,7 @@ _GRACE_S = 0.7
 
 _PAUSE_S, _LONGEST_PAUSE_S = 0.01, 0.5
 """Between two tries to do something that a coordinator has no room for now: doubled each time, up to the longest."""
-_LONGEST_WAIT_S = 10.0
+_LONGEST_WAIT_S = 5.0
 """And as long as the last try has taken, up to this."""
 
 _PASSING = frozenset({Fault.BUSY, Fault.UNKNOWN_MODEL, Fault.UNKNOWN_PLAN})
@@ -241,13 +241,13 @@ class RemoteModel:
             except CallFailedError as failed:
                 is_busy = failed.answer.fault is Fault.BUSY
                 # A plan for which no node has room is not made again and again: half of the time it waits.
-                wait_s = max(pause, min(time.monotonic() - began, _LONGEST_WAIT_S)) if is_busy else pause
-                if left_s() <= wait_s or failed.answer.fault not in _PASSING:
+                wait_s = max(pause, min(time.monotonic() - began, _LONGEST_WAIT_S, left_s() / 2)) if is_busy else pause
+                if left_s() <= pause or failed.answer.fault not in _PASSING:
                     raise failed.error from None
                 if not is_busy:
                     with self._lock:
                         self._plans.clear()
-            time.sleep(wait_s)
+            self.connection.pause(wait_s)
             pause = min(2 * pause, _LONGEST_PAUSE_S)
 
 

@@ -40,7 +40,7 @@ class NameResolver:
         """Return where a host is; None if that is not known yet: `answered` is called when it is.
 
         Raises:
-            OSError: if there is no such host.
+            OSError: if there is no such host, or nobody is left to look it up.
         """
         try:
             return _find(host, port, socket.AI_NUMERICHOST)
@@ -53,12 +53,20 @@ class NameResolver:
                 raise answer
             return answer
         if name not in self._asked:
+            if self._threads <= min(len(self._asked), _THREADS - 1):
+                self._start_thread()
             self._asked.add(name)
             self._questions.put(name)
-            if self._threads < min(len(self._asked), _THREADS):
-                self._threads += 1
-                threading.Thread(target=self._run, name="names", daemon=True).start()
         return None
+
+    def _start_thread(self) -> None:
+        try:
+            threading.Thread(target=self._run, name="names", daemon=True).start()
+        except RuntimeError as error:  # this process may have no more threads
+            if not self._threads:
+                raise OSError(f"names cannot be looked up: {error}") from error
+        else:
+            self._threads += 1
 
     def close(self) -> None:
         """End the threads, once they have the answers that they wait for; nobody waits for that."""

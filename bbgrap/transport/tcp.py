@@ -100,7 +100,7 @@ class TcpDataPlane:
 
         Raises:
             UsageError: if it is no such address.
-        BbgrapError: if it cannot be listened on now; that may pass.
+            BbgrapError: if it cannot be listened on now; that may pass.
         """
         self._listener = listen_at(bind) if listener is None else listener
         port = self._listener.getsockname()[1]

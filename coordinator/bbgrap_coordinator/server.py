@@ -81,6 +81,7 @@ _KEY_EVENTS: Mapping[type[KeyMessage], AuditEvent] = {
 
 _MOST_BROKEN = 1000
 """Addresses of which is known what was said last."""
+_SAID_AGAIN_S = 600.0
 
 _log = logging.getLogger("bbgrap.coordinator")
 
@@ -119,8 +120,8 @@ class Server:
         self._comparisons = ThreadPoolExecutor(1, "comparisons")
         self._saw_agents = False
         self._warnings = PeerWarnings(_log)
-        self._broken: dict[str, str] = {}
-        """What was said last of an address; of the data plane's thread."""
+        self._broken: dict[str, tuple[str, float]] = {}
+        """What was said last of an address, and when; of the data plane's thread."""
         self._stopped = False
 
     def stop(self) -> None:
@@ -196,10 +197,12 @@ class Server:
         self._handle(answer)
 
     def _on_broken(self, address: str, reason: str) -> None:
-        if self._broken.get(address) != reason:  # an agent that is away for hours is said to be so once
+        now = time.monotonic()
+        said, when = self._broken.get(address, ("", 0.0))
+        if said != reason or now - when > _SAID_AGAIN_S:  # for an agent that is away it is told every few seconds
             if len(self._broken) >= _MOST_BROKEN:
                 self._broken.clear()
-            self._broken[address] = reason
+            self._broken[address] = reason, now
             _log.warning("data link to %s: %s", address, reason)
         self._events.put(HostLinkBroken(address))
 

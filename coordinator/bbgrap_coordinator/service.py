@@ -19,7 +19,7 @@ from bbgrap.control.coordinator_instructions import Audit
 from bbgrap.control.coordinator_settings import Settings
 from bbgrap.doctor.local_checks import is_loopback
 from bbgrap.doctor.local_facts import look_up
-from bbgrap.errors import UsageError
+from bbgrap.errors import BbgrapError, UsageError
 from bbgrap.protocol.addresses import host_of
 from bbgrap.protocol.version import VERSION
 from bbgrap.transport.control_server import ControlServer
@@ -137,7 +137,7 @@ def _data_plane(host: str, port: int, last_port: int, advertise: str, identity: 
     if last_port and not port:
         try:
             return TcpDataPlane(f"tcp://{host}:{last_port}", known, identity=identity, memories=memories)
-        except UsageError as error:
+        except BbgrapError as error:
             _log.info("another port than last time: %s", error)
     return TcpDataPlane(f"tcp://{host}:{port}", known, identity=identity, memories=memories)
 

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from bbgrap.control import coordinator_events as ce
-from bbgrap.control.open_requests import UNASKED_S
+from bbgrap.control.callers import CALLER_UNASKED_S
 from bbgrap.control.planning import MAX_PLANS
 from bbgrap.protocol import client_messages as c
 from tests.bbgrap.control.tiny_plans import plan_of
@@ -45,7 +45,7 @@ def test_callers_that_are_gone_are_forgotten_and_their_plans_with_them():
         message = replace(prepare_message(n, wire.options), shapes={"x": (3, n)}, deadline_s=1e9)
         wire.to_coordinator(ce.FromPeer(b"gone", message))
     patient = wire.call(lambda n: replace(prepare_message(n, wire.options), deadline_s=1e9))
-    wire.wait(UNASKED_S + 1.0)
+    wire.wait(CALLER_UNASKED_S + 1.0)
     assert len(plans) == MAX_PLANS
     (plan,) = [plan for plan in plans.values() if plan.callers or plan.job]
     assert list(plan.callers) == [(CLIENT, patient)]

@@ -50,6 +50,11 @@ def test_a_model_that_is_converted_wrongly_stays_whole(path, monkeypatch, caplog
     assert "otherwise" in caplog.text
 
 
+def test_a_conversion_is_not_tried_where_that_would_take_much(path, monkeypatch):
+    monkeypatch.setattr(current_opset, "_asked", lambda model: pytest.fail("it is tried"))
+    assert load_graph(path, {"x": (1, 3, 1 << 18, 4)}).opsets == {"": 17}
+
+
 def test_a_model_that_draws_is_not_blamed_for_it(path):
     proto = onnx.load(path)
     proto.graph.node.insert(0, helper.make_node("RandomUniformLike", ["x"], ["noise"]))

@@ -154,6 +154,21 @@ def test_who_is_told_of_progress_may_ask_something_meanwhile(coordinator):
     assert heard == [("measuring 1 of 2", ())]
 
 
+def test_a_slow_listener_keeps_its_thread_from_no_answer(coordinator, monkeypatch):
+    """What had come meanwhile was heard too late: the coordinator was taken for silent, and asked again."""
+    monkeypatch.setattr(machine, "REOPEN_S", 0.4)
+    coordinator.telling.set()
+
+    def slow(progress):
+        coordinator.answering.set()
+        time.sleep(1)
+
+    with Connection(coordinator.address, credentials=Credentials(insecure=True)) as connection:
+        assert connection.ask(ListNodes(connection.number()), Nodes, slow).nodes == ()
+    assert coordinator.asked.acquire(timeout=1)
+    assert not coordinator.asked.acquire(timeout=0.1)
+
+
 def test_a_listener_that_fails_ends_its_own_call(coordinator):
     """Another thread leads, and goes on until it is answered."""
     answers = []

@@ -174,7 +174,7 @@ class BusyConnection(FakeConnection):
 
     def __init__(self, kind, times):
         super().__init__()
-        self.kind, self.left = kind, times
+        self.kind, self.left, self.pause = kind, times, time.sleep
 
     def try_call(self, message, expected, on_progress=None, timeout_s=None):
         if isinstance(message, self.kind) and self.left:

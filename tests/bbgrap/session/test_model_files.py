@@ -1,5 +1,6 @@
 """Bringing a model's files, over a wire that loses, to the store and the offers of a real coordinator."""
 
+import os
 import time
 from collections import deque
 from pathlib import Path
@@ -129,8 +130,8 @@ def test_only_what_is_missing_is_brought(tmp_path, content):
 )
 def test_what_is_brought_is_what_was_there_at_first(tmp_path, change, said):
     path = tmp_path / "net.onnx"
-    for file in (path, tmp_path / "new"):
-        file.write_bytes(b"model")
+    for file, content in ((path, b"model"), (tmp_path / "new", b"MODEL")):
+        file.write_bytes(content)
     files, twice = ModelFiles(path, ()), ModelFiles(path, ())
     coordinator = LossyCoordinator(tmp_path / "store")
     twice.bring(coordinator, left_s)
@@ -140,6 +141,17 @@ def test_what_is_brought_is_what_was_there_at_first(tmp_path, change, said):
         files.bring(coordinator, left_s)
     with pytest.raises(ModelError, match=said):
         twice.bring(LossyCoordinator(tmp_path / "other"), left_s)  # one that has forgotten the model
+
+
+def test_a_file_that_was_only_touched_is_brought_again(tmp_path, content):
+    path = tmp_path / "net.onnx"
+    path.write_bytes(content)
+    files = ModelFiles(path, ())
+    files.bring(LossyCoordinator(tmp_path / "store"), left_s)
+    os.utime(path, (1, 1))
+    other = LossyCoordinator(tmp_path / "other")
+    files.bring(other, left_s)
+    assert list(other.store.stored().values()) == [len(content)]
 
 
 def test_a_relative_path_is_taken_from_where_it_was_given(tmp_path, monkeypatch, content):

@@ -35,3 +35,11 @@ def test_what_was_started_ends_even_if_its_connection_cannot_be_closed():
     with pytest.raises(OSError, match="is broken"), cluster:
         pass
     assert cluster.ended
+
+
+def test_a_fork_child_ends_nothing_however_often_it_closes():
+    cluster = PlayedCluster()
+    cluster._connection.is_inherited = True
+    for _ in range(2):
+        cluster.close()
+    assert not cluster.ended

@@ -84,3 +84,19 @@ def test_its_threads_end_when_it_is_closed(resolver, monkeypatch):
     while any(thread.name == "names" for thread in threading.enumerate()):
         assert time.monotonic() < deadline
         time.sleep(0.01)
+
+
+def test_without_another_thread_the_ones_that_are_there_go_on_and_without_any_it_is_said(resolver, monkeypatch):
+    served(monkeypatch, lambda host: [IPV4])
+
+    def no_thread(self):
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", no_thread)
+        with pytest.raises(OSError, match="names cannot be looked up: can't start new thread"):
+            resolver.look_up("first.example", 1)
+    assert found(resolver, "first.example") == (IPV4[0], IPV4[4])
+    monkeypatch.setattr(threading.Thread, "start", no_thread)
+    resolver._asked.add(("busy.example", 1))  # so that another thread is wanted
+    assert found(resolver, "second.example") == (IPV4[0], IPV4[4])
