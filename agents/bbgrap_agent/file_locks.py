@@ -12,7 +12,8 @@ def lock_at(path: Path) -> int | None:
     None if somebody else has locked it, it is gone, or it cannot be locked here.
     """
     try:
-        descriptor = os.open(path, os.O_RDONLY)
+        # Network file systems lock files that may be written only.
+        descriptor = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
     except OSError:
         return None
     if lock(descriptor):

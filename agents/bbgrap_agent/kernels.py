@@ -58,13 +58,13 @@ _EVENT = re.compile(r"(?P<node>[A-Za-z0-9.]+?)(_nchwc)?(_token_\d+)?_kernel_time
 
 
 def kernel_samples(threads: int, budget_s: float, check: Check) -> dict[str, list[Sample]]:
-    """Return measured pieces of work by kind, taken within about so many seconds; every network is run at least a few times."""
+    """Return measured pieces of work by kind, run for about so many seconds in all; every network is run at least a few times."""
     found: dict[str, list[Sample]] = {kind: [] for kind in KINDS}
     makers = list(networks())
-    deadline = time.perf_counter() + budget_s
     for left, make in zip(range(len(makers), 0, -1), makers, strict=True):
-        now = time.perf_counter()
-        for sample in measure_network(make, threads, now + max(deadline - now, 0) / left, check):
+        samples, took_s = measure_network(make, threads, max(budget_s, 0) / left, check)
+        budget_s -= took_s
+        for sample in samples:
             found[sample.work.kind].append(sample)
         give_back_arena()
     return found
@@ -83,8 +83,10 @@ def networks() -> Iterator[Callable[[], Graph]]:
     yield from byte_networks(_ENTRY)
 
 
-def measure_network(make: Callable[[], Graph], threads: int, until: float, check: Check, crowd_bytes: int = _CROWD_BYTES) -> list[Sample]:
-    """Run a network until a time of `time.perf_counter`; return its kernels with their typical times.
+def measure_network(
+    make: Callable[[], Graph], threads: int, budget_s: float, check: Check, crowd_bytes: int = _CROWD_BYTES
+) -> tuple[list[Sample], float]:
+    """Run a network for about so many seconds, once it is made; return its kernels with their typical times, and how long it ran.
 
     So many bytes of something else are read before each run.
     """
@@ -104,12 +106,14 @@ def measure_network(make: Callable[[], Graph], threads: int, until: float, check
         session = open_session(file, options, {})
         give_back_arena()
         crowd = np.ones(crowd_bytes // 4, np.float32)  # not before: sessions take most while they are made
+        began = time.perf_counter()
         for run in range(_RUNS + 1):
             check()
-            if run > _LEAST_RUNS and time.perf_counter() > until:
+            if run > _LEAST_RUNS and time.perf_counter() - began > budget_s:
                 break
             crowd.max()
             session.run(None, feed)
+        took_s = time.perf_counter() - began
         times = kernel_times(Path(session.end_profiling()).read_text(encoding="utf-8"))
     samples = []
     for event, work in counted.items():
@@ -117,7 +121,7 @@ def measure_network(make: Callable[[], Graph], threads: int, until: float, check
         # the first run touches memory for the first time
         if kernel != _ENTRY and len(times.get(event, ())) > 1:
             samples.append(Sample(work, typical(times[event][1:]), f"{name}.{kernel}"))
-    return samples
+    return samples, took_s
 
 
 def _numbers(random: np.random.Generator, kind: TensorType) -> Array:

@@ -239,7 +239,7 @@ class Profiling:
         return self._go_on(now)
 
     def _break_off(self, running: _Round, now: float) -> list[CoordinatorInstruction]:
-        """End a round, with what has been measured by then."""
+        """End a round; of nodes whose links have not been measured by then nothing is kept."""
         self._again_at = now + LATER_S
         ended = [ToAgent(turn.member.identity, EndMeasuring(turn.number)) for turn in running.turns]
         running.working.clear()

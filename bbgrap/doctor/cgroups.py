@@ -54,7 +54,8 @@ def room_bytes(root: Path = _ROOT, most: int = 1 << 62) -> int:
         for limit, used in (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")):
             if (bytes_ := _number(folder / limit)) is not None:
                 stats = _stats(folder / "memory.stat")
-                room.append(bytes_ - (_number(folder / used) or 0) + stats.get("inactive_file", stats.get("total_inactive_file", 0)))
+                cached = sum(stats.get(name, stats.get(f"total_{name}", 0)) for name in ("inactive_file", "active_file"))
+                room.append(bytes_ - (_number(folder / used) or 0) + cached)
     return max(0, min(room))
 
 

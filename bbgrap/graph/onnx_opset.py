@@ -87,10 +87,10 @@ def _flattened(node: NodeProto) -> tuple[NodeProto, ...]:
     (x,), (y,) = node.input, node.output
     axis = next((attribute.i for attribute in node.attribute if attribute.name == "axis"), 1)
     return (
-        helper.make_node("Shape", [x], [f"{y}.shape"]),
-        helper.make_node("Flatten", [x], [f"{y}.flat"], axis=axis),
-        helper.make_node("Hardmax", [f"{y}.flat"], [f"{y}.hard"], node.name, axis=-1),
-        helper.make_node("Reshape", [f"{y}.hard", f"{y}.shape"], [y], allowzero=1),
+        helper.make_node("Shape", [x], [f"{y}.bbgrap.shape"]),
+        helper.make_node("Flatten", [x], [f"{y}.bbgrap.flat"], axis=axis),
+        helper.make_node("Hardmax", [f"{y}.bbgrap.flat"], [f"{y}.bbgrap.hard"], node.name, axis=-1),
+        helper.make_node("Reshape", [f"{y}.bbgrap.hard", f"{y}.bbgrap.shape"], [y], allowzero=1),
     )
 
 
@@ -107,7 +107,7 @@ def _asymmetric(node: NodeProto, scales: Array | None) -> tuple[NodeProto, ...]:
         return (resize(x, given, y, "floor"),)
     if scales is not None and (scales <= 1).all():
         return (resize(x, given, y, "ceil"),)
-    one, larger, smaller, middle = (f"{y}.{part}" for part in ("one", "larger", "smaller", "middle"))
+    one, larger, smaller, middle = (f"{y}.bbgrap.{part}" for part in ("one", "larger", "smaller", "middle"))
     return (
         helper.make_node("Constant", [], [one], value=numpy_helper.from_array(np.ones((), np.float32))),
         helper.make_node("Max", [given, one], [larger]),

@@ -79,7 +79,7 @@ def test_an_old_package_is_named(tmp_path):
 
 
 def test_memory_of_a_container_and_its_throttling(tmp_path):
-    files = {"a/memory.max": "3000000", "a/memory.current": "2500000", "a/memory.stat": "anon 1\ninactive_file 200000"}
+    files = {"a/memory.max": "3000000", "a/memory.current": "2500000", "a/memory.stat": "anon 1\ninactive_file 150000\nactive_file 50000"}
     root = tree(tmp_path, "0::/a\n", {**files, "a/cpu.max": "150000 100000", "a/cpu.stat": "nr_periods 200\nnr_throttled 50"})
     facts = read_machine(tmp_path, "localhost", root)
     assert (facts.free_memory_bytes, facts.quota_cores, facts.throttled) == (700_000, 1.5, 0.25)

@@ -15,8 +15,13 @@ WAIT_S = 5.0
 @pytest.fixture
 def resolver():
     made = NameResolver(lambda: None)
+    made.before = set(threading.enumerate())
     yield made
     made.close()
+
+
+def threads_of(resolver):
+    return [thread for thread in threading.enumerate() if thread.name == "names" and thread not in resolver.before]
 
 
 def found(resolver, host):
@@ -68,7 +73,7 @@ def test_names_that_are_not_answered_for_hold_up_no_other_until_there_are_many(r
         assert resolver.look_up(host, 1) is None
     for host in ("quick.example", "other.example"):
         found(resolver, host)
-    assert sum(thread.name == "names" and thread.is_alive() for thread in threading.enumerate()) <= name_resolver._THREADS
+    assert len(threads_of(resolver)) <= name_resolver._THREADS
     answering.set()
     for host in slow:
         found(resolver, host)
@@ -81,7 +86,7 @@ def test_its_threads_end_when_it_is_closed(resolver, monkeypatch):
         found(resolver, host)
     resolver.close()
     deadline = time.monotonic() + WAIT_S
-    while any(thread.name == "names" for thread in threading.enumerate()):
+    while threads_of(resolver):
         assert time.monotonic() < deadline
         time.sleep(0.01)
 
