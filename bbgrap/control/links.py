@@ -112,7 +112,10 @@ class Links:
         self, trial: _Trial, unreachable: set[int], loading: Collection[str], now: float
     ) -> tuple[bool, list[CoordinatorInstruction]]:
         before, told = set(self.apart), list[CoordinatorInstruction]()
+        there = {(peer.name, peer.address, peer.fingerprint) for peer in self.members.peers_of(trial.member)}
         for peer in trial.peers:
+            if (peer.name, peer.address, peer.fingerprint) not in there:
+                continue  # it has gone, or has come back somewhere else since
             pair = frozenset((trial.member.name, peer.name))
             if peer.device not in unreachable:
                 if self.apart.pop(pair, None) is not None:

@@ -6,7 +6,8 @@ from bbgrap.cluster.types import COORDINATOR, LOCAL, Link, LinkProfile, NodeProf
 from bbgrap.control.coordinator_settings import Settings
 from bbgrap.control.membership import Members
 from bbgrap.control.saved_state import SavedState
-from tests.bbgrap.control.wire import introduction
+from bbgrap.protocol import messages as m
+from tests.bbgrap.control.wire import introduction, joined_wire
 
 SETTINGS = Settings("0.1.0", "tcp://head:1")
 
@@ -54,3 +55,16 @@ def test_links_that_nobody_gave_by_hand_are_local_if_all_are_on_one_machine():
     cluster = members.cluster(members.alive())
     assert cluster.link(0, 1) == LOCAL
     assert cluster.link(1, cluster.host) == Link(1e6, 1e-3)
+
+
+def test_what_an_agent_found_of_where_another_was_says_nothing_of_where_it_is():
+    """One whose machine got another address was apart from the others, for they had just looked for it at the old one."""
+    wire = joined_wire("a", "b")
+    links, (a, b) = wire.coordinator.links, wire.coordinator.members.alive()
+    *_, asked = links.suspect(a, "b", wire.now)
+    (peer,) = asked.message.peers
+    found = m.LinksTried(asked.message.trial, (peer.device,))
+    b.join = replace(b.join, data_address="tcp://elsewhere:1")
+    assert links.tried(a, found, wire.now) == (False, [])
+    *_, asked = links.suspect(a, "b", wire.now)
+    assert links.tried(a, replace(found, trial=asked.message.trial), wire.now)[0]
