@@ -26,7 +26,7 @@ from bbgrap.graph import Graph
 from bbgrap.graph.dynamic_ranges import form_with, forms_of
 from bbgrap.planners.bbgrap import all_descriptions
 from bbgrap.planners.layers import Descriptions
-from bbgrap.planners.options import BUSY, PlanOptions, Split
+from bbgrap.planners.options import CLOCK_FACTOR, PlanOptions, Split
 from bbgrap.planners.pieces import Pieces
 from bbgrap.planners.plan import Plan, Tile, verify_plan
 from bbgrap.planners.registry import AUTO, SPLITTING, make_plan
@@ -205,11 +205,11 @@ def _planned(form: Graph, whole: Graph, cluster: Cluster, options: PlanOptions, 
 
 
 def _after(seconds: float) -> Callable[[], bool]:
-    """Return what tells whether this thread has computed for so long, or `BUSY` times as long has gone by.
+    """Return what tells whether this thread has computed for so long, or `CLOCK_FACTOR` times as long has gone by.
 
     By the clock alone, other programs would change what is found.
     """
-    computed, went_by = time.thread_time() + seconds, time.perf_counter() + BUSY * seconds
+    computed, went_by = time.thread_time() + seconds, time.perf_counter() + CLOCK_FACTOR * seconds
     return lambda: time.thread_time() > computed or time.perf_counter() > went_by
 
 

@@ -22,7 +22,7 @@ INPUT_VALUES: tuple[InputValues, ...] = get_args(InputValues)
 MAX_TOP = 1 << 20
 """Elements of an output that are wanted of it. Chosen: more than any vocabulary has words."""
 
-BUSY = 3.0
+CLOCK_FACTOR = 3.0
 """So many times as long a search may take by the clock, where other programs share its processor. Chosen."""
 
 MAX_SEARCH_SECONDS = 3600.0
@@ -40,11 +40,11 @@ class PlanOptions:
 
     `objective` is what the planner `auto` minimises (predicted time of a request, time per request of a stream, memory of the fullest
     node); for `throughput` a deployment by `auto` or `single` has the whole model on every node with room for it. `search_seconds` is how
-    long it may look: seconds of a processor, and by the clock `BUSY` times as many. `transfer_dtype` is what 32-bit floats become on their
-    way to an agent. `input_values` are `few` if the model's inputs are of low cardinality, as pictures are: over slow links they travel in
-    fewer bytes then, and stay exact (`bbgrap.program.dictionaries`). `auto`: a session looks at the first ones; without any they are `any`.
-    `state` pairs inputs with the outputs that they are in the next request of a sequence. `top` names outputs of which only so many largest
-    elements are wanted, with their places along the last axis.
+    long it may look: seconds of a processor, and by the clock `CLOCK_FACTOR` times as many. `transfer_dtype` is what 32-bit floats become
+    on their way to an agent. `input_values` are `few` if the model's inputs are of low cardinality, as pictures are: over slow links they
+    travel in fewer bytes then, and stay exact (`bbgrap.program.dictionaries`). `auto`: a session looks at the first ones; without any they
+    are `any`. `state` pairs inputs with the outputs that they are in the next request of a sequence. `top` names outputs of which only so
+    many largest elements are wanted, with their places along the last axis.
     """
 
     planner: str = "bbgrap"

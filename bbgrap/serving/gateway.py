@@ -30,7 +30,8 @@ from bbgrap.serving.repository import Repository
 from bbgrap.serving.statistics import Durations
 from bbgrap.serving.tracing import Tracing
 from bbgrap.session import Connection
-from bbgrap.session.calls import CallFailedError, StoppedError
+from bbgrap.session.calls import CallFailedError
+from bbgrap.session.stops import StoppedError
 
 if TYPE_CHECKING:
     from bbgrap.observing.spans import RequestSpan
@@ -122,7 +123,7 @@ class Gateway:
         return self.connection.try_call(ListNodes(self.connection.number()), Nodes, timeout_s=_PATIENCE_S)
 
     def _unless_stopping(self, work: Callable[[], R]) -> R:
-        with self.connection.stopping_when(lambda: self.is_draining):
+        with self.connection.stops.when(lambda: self.is_draining):
             return work()
 
     def why_not_ready(self) -> str:

@@ -115,7 +115,7 @@ class ServedModel:
             StoppedError: if it was stopped; the coordinator drops the request.
         """
         self.statistics.executed()
-        with connection.stopping_when(stop):
+        with connection.stops.when(stop):
             if turn is None:
                 return self.session.run(names, feed)
             for runs in turn.replaced:
@@ -130,7 +130,7 @@ class ServedModel:
     ) -> tuple[list[Array], Timeline | None]:
         """Run the model as `run` does, and also return when every node did what, None if that is not known."""
         self.statistics.executed()
-        with connection.stopping_when(stop):
+        with connection.stops.when(stop):
             try:
                 return self.session.run_recorded(names, feed)
             except ExecutionError:  # an agent may have gone before it told: nobody's request fails for that

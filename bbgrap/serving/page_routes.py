@@ -22,7 +22,7 @@ from bbgrap.serving.gateway import Gateway, ended
 from bbgrap.serving.status_poller import StatusPoller
 from bbgrap.serving.tracing import Tracing
 from bbgrap.serving.triton_metrics import triton_metrics
-from bbgrap.session.calls import StoppedError
+from bbgrap.session.stops import StoppedError
 
 MAX_PAGES = 64
 """Pages that are told at once."""

@@ -6,7 +6,7 @@ import logging
 from enum import Enum
 
 from bbgrap.errors import AccessError, BbgrapError, ClusterUnavailableError, InputError, StateLostError, UsageError
-from bbgrap.session.calls import StoppedError
+from bbgrap.session.stops import StoppedError
 
 _log = logging.getLogger("bbgrap.serving")
 

@@ -20,7 +20,7 @@ from bbgrap.observing.rates import ModelRates, rates_between
 from bbgrap.protocol.status_messages import ClusterEvent, Status
 from bbgrap.serving.gateway import Gateway
 from bbgrap.serving.plan_pictures import drawn
-from bbgrap.session.calls import StoppedError
+from bbgrap.session.stops import StoppedError
 
 EVERY_S = 1.0
 """Between two questions."""
@@ -141,7 +141,7 @@ class StatusPoller:
 
     def _status(self) -> Status:
         connection, after = self._gateway.connection, self._events[-1].number if self._events else 0
-        with connection.stopping_when(lambda: self._gateway.is_draining):
+        with connection.stops.when(lambda: self._gateway.is_draining):
             status = connection.status(after, _ANSWERS_WITHIN_S)
             if self._seen and self._seen[-1].incarnation != status.incarnation:
                 # It was started anew: its numbers begin again, and so do all counts.
@@ -152,7 +152,7 @@ class StatusPoller:
         return status
 
     def _draw(self, key: str) -> bytes:
-        with self._gateway.connection.stopping_when(lambda: self._gateway.is_draining):
+        with self._gateway.connection.stops.when(lambda: self._gateway.is_draining):
             return _json(drawn(self._gateway.connection.shown_plan(key, _ANSWERS_WITHIN_S))).encode()
 
 

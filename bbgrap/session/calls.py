@@ -11,8 +11,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from types import TracebackType
 from typing import Self, TypeVar
 
@@ -35,6 +34,7 @@ from bbgrap.protocol.client_messages import (
 )
 from bbgrap.protocol.directions import TO_CLIENT, TO_COORDINATOR
 from bbgrap.protocol.messages import BytesLike
+from bbgrap.session.stops import Stops
 from bbgrap.transport.control_client import ControlClient, is_listening, unavailable
 from bbgrap.transport.control_sockets import check_address
 from bbgrap.transport.credentials import Credentials
@@ -47,27 +47,6 @@ OnProgress = Callable[[Progress], None]
 _GREETS_EVERY_S = 1.0
 """How often a client asks for a new channel, where the old one has ended. Chosen."""
 _CLOSES_WITHIN_S = 1.0
-_TICK_S = 0.25
-_STOP_TICK_S = 0.05
-"""How often a thread that may be told to stop looks whether it was: 10 ms took a fifth of the time that `bbgrap serve` computes."""
-
-
-class StoppedError(Exception):
-    """A call was given up because its caller was told to stop."""
-
-
-class _Stops(threading.local):
-    """Whether this thread's calls shall end; None: they go on until they are answered."""
-
-    asked: Callable[[], bool] | None = None
-
-    @property
-    def tick_s(self) -> float:
-        return _TICK_S if self.asked is None else _STOP_TICK_S
-
-    def check(self) -> None:
-        if self.asked is not None and self.asked():
-            raise StoppedError
 
 
 class CallFailedError(Exception):
@@ -117,7 +96,7 @@ class Calls:
         self._wakeups: WakeupQueue[None] = WakeupQueue()
         self._poller = zmq.Poller()
         self._polled: tuple[zmq.Socket[bytes] | int, ...] = ()
-        self._stops = _Stops()
+        self.stops = Stops()
         self._closed = False
         self._process = os.getpid()
         self._is_near, self._greeting, self._greets_at = False, 0, 0.0
@@ -200,38 +179,6 @@ class Calls:
                 self._outbox.append(TO_COORDINATOR.encode(message))
         self._flush_soon()
 
-    @contextmanager
-    def stopping_when(self, asked: Callable[[], bool]) -> Iterator[None]:
-        """Give up this thread's calls with `StoppedError` as soon as `asked()` is true; the coordinator drops what they wait for."""
-        before, self._stops.asked = self._stops.asked, asked
-        try:
-            yield
-        finally:
-            self._stops.asked = before
-
-    @contextmanager
-    def holding(self, lock: threading.Lock, left_s: Callable[[], float]) -> Iterator[None]:
-        """Hold a lock that threads hold while they ask the coordinator; waiting for it ends as a call does.
-
-        Raises:
-            TimeoutError: if it is not free while `left_s()` seconds are left.
-        """
-        while not lock.acquire(timeout=self._stops.tick_s):
-            self._stops.check()
-            if left_s() <= 0:
-                raise TimeoutError
-        try:
-            yield
-        finally:
-            lock.release()
-
-    def pause(self, seconds: float) -> None:
-        """Wait, unless this thread's calls are to stop."""
-        until = time.monotonic() + seconds
-        while (left := until - time.monotonic()) > 0:
-            self._stops.check()
-            time.sleep(min(left, self._stops.tick_s))
-
     def begin(self, message: Call, on_progress: OnProgress | None = None, timeout_s: float | None = None) -> None:
         """Begin a call that `answer_to` waits for, or `forget` gives up; it is said when somebody waits for an answer.
 
@@ -241,7 +188,7 @@ class Calls:
         if self.is_inherited:
             raise ClusterUnavailableError(f"connection to {self.address}: it is that of the parent process; make another one, or a session")
         self._check_open()
-        self._stops.check()
+        self.stops.check()
         if not isinstance(message, RunModel | ModelChunk):  # their names are those of calls before; their time counts
             _check(message)
         with self._lock:
@@ -303,8 +250,8 @@ class Calls:
         while True:
             with self._lock:
                 while number not in self._came and self._leading:
-                    self._stops.check()
-                    if not self._lock.wait(self._stops.tick_s) and deadline is not None and time.monotonic() > deadline:
+                    self.stops.check()
+                    if not self._lock.wait(self.stops.tick_s) and deadline is not None and time.monotonic() > deadline:
                         raise TimeoutError
                 if number in self._came:
                     came = self._came[number].popleft()
@@ -324,7 +271,7 @@ class Calls:
         """Look after the socket until something for a call is there."""
         while number not in self._came:
             self._check_open()
-            self._stops.check()
+            self.stops.check()
             self._flush()
             ready = self._poll()
             now = time.monotonic()
@@ -380,7 +327,7 @@ class Calls:
             self._polled, self._poller = self._control.files, zmq.Poller()
             for file in (*self._polled, self._wakeups.fileno()):
                 self._poller.register(file, zmq.POLLIN)
-        return {file for file, _ in self._poller.poll(round(self._stops.tick_s * 1000))}
+        return {file for file, _ in self._poller.poll(round(self.stops.tick_s * 1000))}
 
     def _flush(self) -> None:
         while self._outbox:

@@ -20,11 +20,11 @@ from onnxruntime.capi.onnxruntime_inference_collection import check_and_normaliz
 from bbgrap.errors import ExecutionError, InputError, UnsupportedError, UsageError
 from bbgrap.graph.onnx_read import OnnxModel
 from bbgrap.session.binding import IOBinding, only_cpu
-from bbgrap.session.calls import StoppedError
 from bbgrap.session.connection import Connection
 from bbgrap.session.ort_errors import as_also, speaking_onnxruntime
 from bbgrap.session.ort_values import array_at, inner_value_of, ortvalue_of, write_into
 from bbgrap.session.signature import NodeArg, Signature
+from bbgrap.session.stops import StoppedError
 
 PROVIDER = "BBGrapExecutionProvider"
 _CPU = "CPUExecutionProvider"
@@ -252,7 +252,7 @@ class OrtSurface:
         if not isinstance(run_options, ort.RunOptions):
             raise TypeError(f"run_options: expected onnxruntime.RunOptions, got '{type(run_options)}'")
         try:
-            with self._connection.stopping_when(lambda: bool(run_options.terminate)):
+            with self._connection.stops.when(lambda: bool(run_options.terminate)):
                 yield
         except StoppedError:
             raise ExecutionError(f"model '{self._name}': Exiting due to terminate flag being set to true.") from None

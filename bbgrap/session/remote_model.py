@@ -126,7 +126,7 @@ class RemoteModel:
 
     def _first(self, shapes: Shapes, left_s: LeftS) -> PreparedPlan:
         """Ask for the plan of new shapes: one thread does, the others wait for it."""
-        with self.connection.holding(self._asking, left_s):
+        with self.connection.stops.holding(self._asking, left_s):
             known = self._plans.get(shapes)
             if known is not None:
                 return known
@@ -247,7 +247,7 @@ class RemoteModel:
                 if not is_busy:
                     with self._lock:
                         self._plans.clear()
-            self.connection.pause(wait_s)
+            self.connection.stops.pause(wait_s)
             pause = min(2 * pause, _LONGEST_PAUSE_S)
 
 

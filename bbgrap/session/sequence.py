@@ -91,7 +91,7 @@ class StatefulRuns:
         feeds = self._given.check_feed(feed)
 
         def work(left_s: LeftS) -> RunResult:
-            with self._model.connection.holding(self._lock, left_s):
+            with self._model.connection.stops.holding(self._lock, left_s):
                 plan = self._plan
                 result = self._first(feed, left_s, record) if plan is None else self._further(plan, feeds, left_s, record)
                 self._step += 1
@@ -136,7 +136,7 @@ class StatefulRuns:
         """
 
         def work(left_s: LeftS) -> dict[str, Array]:
-            with self._model.connection.holding(self._lock, left_s), self._going_on():
+            with self._model.connection.stops.holding(self._lock, left_s), self._going_on():
                 if self._plan is None:
                     raise UsageError(f"sequence {self._number}: it has no state before its first request but what it was given")
                 return self._model.read_state(self._plan, left_s, sequence=self._number, step=self._step)

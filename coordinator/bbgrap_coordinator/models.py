@@ -45,8 +45,8 @@ FORGOTTEN_S = 300.0
 MIN_FREE_BYTES = 256 << 20
 """What is left of the disk: the coordinator's own state and log need room too."""
 
-_NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT})
-"""There may be some soon."""
+NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT})
+"""What a disk says that is full; there may be room soon."""
 
 _log = logging.getLogger("bbgrap.coordinator")
 _Seen = tuple[int, int, int]
@@ -121,7 +121,7 @@ class ModelStore:
                 gone = self._make_room({chunk.digest, *(file.digest for file in instruction.model)}) if complete else ()
         except OSError as error:
             self._drop(key)
-            fault, is_busy = f"model: the coordinator cannot store it in '{self.directory}': {error.strerror}", error.errno in _NO_ROOM
+            fault, is_busy = f"model: the coordinator cannot store it in '{self.directory}': {error.strerror}", error.errno in NO_ROOM
         return ChunkWritten(instruction.identity, chunk.call, chunk.digest, received, complete, fault, gone, is_busy)
 
     def _entry(self, key: tuple[RoutingId, str], size: int) -> _Arriving:

@@ -5,7 +5,6 @@ The task is pickled, for it comes from us. The reply is JSON, and checked: who s
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import signal
@@ -23,6 +22,7 @@ from bbgrap.cluster.types import Cluster
 from bbgrap.errors import ExecutionError, PlanError, shortened
 from bbgrap.planners.options import PlanOptions
 from bbgrap.protocol.client_messages import Fault
+from bbgrap_coordinator.models import NO_ROOM
 
 _END_S = 1.0
 """How long a process may go on after it has closed its pipe."""
@@ -171,7 +171,7 @@ class PlannerProcess:
 
 def fault_of(error: Exception) -> Fault:
     """Return what it means to clients that planning has failed so: a full disk may have room soon, and sessions repeat what is busy."""
-    is_full = isinstance(error, OSError) and error.errno in {errno.ENOSPC, errno.EDQUOT}
+    is_full = isinstance(error, OSError) and error.errno in NO_ROOM
     return Fault.BUSY if is_full else Fault.PLAN
 
 

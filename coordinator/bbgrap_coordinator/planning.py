@@ -23,7 +23,7 @@ from typing import Self
 from bbgrap.control.coordinator_events import PlanFailed, Planned
 from bbgrap.control.coordinator_instructions import StartPlanning, StartStandby
 from bbgrap.errors import BbgrapError, PlanError
-from bbgrap.planners.options import BUSY
+from bbgrap.planners.options import CLOCK_FACTOR
 from bbgrap.protocol.client_messages import Fault
 from bbgrap_coordinator.artifacts import ArtifactFolders, read_artifacts
 from bbgrap_coordinator.models import ModelGoneError, ModelStore
@@ -51,7 +51,7 @@ OnPlanned = Callable[[Planned | PlanFailed], None]
 
 def limit_s(job: PlanningJob) -> float:
     """Return how long a job may take, in seconds."""
-    search_s = SEARCHES * BUSY * job.options.search_seconds if isinstance(job, StartPlanning) else 0.0
+    search_s = SEARCHES * CLOCK_FACTOR * job.options.search_seconds if isinstance(job, StartPlanning) else 0.0
     return LEAST_LIMIT_S + search_s + sum(file.size for file in job.files) / BYTES_PER_S
 
 

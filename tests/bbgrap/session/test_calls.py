@@ -26,8 +26,8 @@ from bbgrap.protocol.client_messages import (
     StillWorking,
 )
 from bbgrap.protocol.directions import TO_CLIENT, TO_COORDINATOR
-from bbgrap.session.calls import StoppedError
 from bbgrap.session.connection import Connection
+from bbgrap.session.stops import StoppedError
 from bbgrap.transport.control_server import ControlServer
 from bbgrap.transport.credentials import Credentials
 
@@ -89,12 +89,12 @@ def test_a_call_ends_when_its_thread_is_told_to_stop_and_the_coordinator_hears_i
     told = threading.Event()
     with Connection(coordinator.address, credentials=Credentials(insecure=True)) as connection:
         threading.Timer(0.05, told.set).start()
-        with pytest.raises(StoppedError), connection.stopping_when(told.is_set):
+        with pytest.raises(StoppedError), connection.stops.when(told.is_set):
             connection.nodes()
         assert coordinator.asked.acquire(timeout=5)  # the question
         assert coordinator.asked.acquire(timeout=5)  # without any further call of the client
         assert set(coordinator.cancelled) == {2}
-        with pytest.raises(StoppedError), connection.stopping_when(told.is_set):
+        with pytest.raises(StoppedError), connection.stops.when(told.is_set):
             connection.nodes()
         assert not coordinator.asked.acquire(timeout=0.05), "what is stopped already says nothing"
         coordinator.answering.set()
@@ -117,7 +117,7 @@ def test_only_the_thread_that_is_told_stops(coordinator):
         leader.start()
         assert coordinator.asked.acquire(timeout=5)
         threading.Timer(0.05, told.set).start()
-        with pytest.raises(StoppedError), connection.stopping_when(told.is_set):
+        with pytest.raises(StoppedError), connection.stops.when(told.is_set):
             connection.nodes()
         assert coordinator.asked.acquire(timeout=5)
         assert coordinator.asked.acquire(timeout=5)

@@ -16,8 +16,9 @@ from bbgrap.errors import ExecutionError, UsageError
 from bbgrap.graph.onnx_write import write_graph
 from bbgrap.planners.options import PlanOptions
 from bbgrap.protocol.client_messages import Failed, Fault, ModelMissing, OfferModel, PrepareModel
-from bbgrap.session.calls import CallFailedError, Calls, _Stops
+from bbgrap.session.calls import CallFailedError
 from bbgrap.session.inference import InferenceSession
+from bbgrap.session.stops import Stops
 from bbgrap.zoo.builder import Builder
 from tests.sequence_models import counter
 
@@ -30,10 +31,10 @@ class FakeConnection:
     """A coordinator with three nodes: not known at all, with a share by hand, and with speeds."""
 
     is_inherited = False
-    holding = staticmethod(lambda lock, left_s: lock)
 
     def __init__(self):
         numbers = itertools.count(1)
+        self.stops = Stops()
         self.number = lambda: next(numbers)
         self.measured, self.asked = [], []
         self.lost = None
@@ -101,11 +102,8 @@ def test_a_deadline_is_finite(deadline_s):
 class PlanningConnection(FakeConnection):
     """A coordinator that plans until it is told that it is done."""
 
-    holding, stopping_when = Calls.holding, Calls.stopping_when
-
     def __init__(self):
         super().__init__()
-        self._stops = _Stops()
         self.begun, self.done = threading.Event(), threading.Event()
 
     def try_call(self, message, expected, on_progress=None, timeout_s=None):
@@ -174,7 +172,7 @@ class BusyConnection(FakeConnection):
 
     def __init__(self, kind, times):
         super().__init__()
-        self.kind, self.left, self.pause = kind, times, time.sleep
+        self.kind, self.left = kind, times
 
     def try_call(self, message, expected, on_progress=None, timeout_s=None):
         if isinstance(message, self.kind) and self.left:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import time
 
 from bbgrap.transport.certificates import Authority
 from bbgrap.transport.memory_broker import start_broker
@@ -42,3 +43,13 @@ class LockedPlane(TcpDataPlane):
         self.connect = lambda address, fingerprint="": self._outbox.connect(
             address, fingerprint or (cluster.planes[address].fingerprint if address in cluster.planes else "")
         )
+
+
+def share_memory(sender: LockedPlane, target: LockedPlane) -> None:
+    """Let planes that are connected go on until the first lays its payloads in memory that the second has."""
+    deadline = time.monotonic() + 10
+    while (memory := sender._outbox._outgoing[target.address].memory) is None or not memory._numbers[0]:
+        assert time.monotonic() < deadline
+        sender.receive(0)
+        target.receive(0)
+        time.sleep(0.001)

@@ -15,7 +15,7 @@ from bbgrap.transport.outgoing_connection import OutgoingConnection
 from bbgrap.transport.payload_memory import LEAST_BYTES, MEMORY_BYTES, PayloadReader, PayloadWriter
 from bbgrap.transport.shared_memory import TOKEN_BYTES, is_possible, map_sealed
 from tests.bbgrap.transport.check_transport import check_transport, receive
-from tests.bbgrap.transport.locked import LockedCluster
+from tests.bbgrap.transport.locked import LockedCluster, share_memory
 
 pytestmark = pytest.mark.skipif(not is_possible(), reason="this system has no sealed memory")
 
@@ -51,18 +51,8 @@ def connected():
     cluster = LockedCluster(shares_memory=True)
     sender, target = cluster.open(), cluster.open()
     sender.connect(target.address)
-    share(sender, target)
+    share_memory(sender, target)
     return cluster, sender, target
-
-
-def share(sender, target):
-    def is_shared():
-        sender.receive(0)
-        target.receive(0)
-        memory = sender._outbox._outgoing[target.address].memory
-        return memory is not None and memory._numbers[0]
-
-    wait(is_shared)
 
 
 def test_both_get_the_same_memory(two):
@@ -164,7 +154,7 @@ def test_what_is_laid_for_a_connection_that_breaks_is_lost_and_told():
     assert sender.told.get(timeout=10)[0] == target.address
     assert target.receive(0.1) is None
     target.allow([plane.fingerprint for plane in cluster.planes.values()])
-    share(sender, target)
+    share_memory(sender, target)
     assert outgoing.memory is not first
     for number in range(100):
         sender.send(target.address, b"%d" % number, bytes([number]) * LEAST_BYTES)

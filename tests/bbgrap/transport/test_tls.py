@@ -16,7 +16,7 @@ from bbgrap.transport.framing import GREETING, frame_head
 from bbgrap.transport.tcp import TcpDataPlane
 from bbgrap.transport.tls import RECORD_BYTES, TlsContexts, records
 from tests.bbgrap.transport.check_transport import check_transport, receive
-from tests.bbgrap.transport.locked import LockedCluster
+from tests.bbgrap.transport.locked import LockedCluster, share_memory
 
 
 @pytest.fixture(autouse=True)
@@ -361,14 +361,7 @@ def test_what_waits_in_memory_of_a_connection_goes_over_that_one(monkeypatch):
         sender.connect(target.address)
         sender.send(target.address, b"first")
         assert receive(target).header == b"first"
-
-        def shares_memory():
-            sender.receive(0)
-            target.receive(0)
-            memory = sender._outbox._outgoing[target.address].memory
-            return memory is not None and memory._numbers[0]
-
-        until(shares_memory)
+        share_memory(sender, target)
         large, laid = 56 << 20, 100_000
         sizes = [large, large, *([laid] * 10)]
         for number, size in enumerate(sizes):
