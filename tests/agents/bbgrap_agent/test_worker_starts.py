@@ -46,7 +46,8 @@ def no_pipe(content):
 
 
 def workers():
-    return [child for child in psutil.Process().children() if "bbgrap_agent.worker" in child.cmdline()]
+    alive = [child for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE]
+    return [child for child in alive if "bbgrap_agent.worker" in child.cmdline()]
 
 
 @pytest.mark.parametrize("missing", ["pipe", "worker", "a descriptor"])
