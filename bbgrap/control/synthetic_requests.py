@@ -150,7 +150,7 @@ class SyntheticRequests:
         return self.is_busy
 
     def _begin(self, plan: ServedPlan, now: float) -> list[CoordinatorInstruction]:
-        """Begin to time the variants of a new job once they are loaded, if there is a choice."""
+        """Begin to time the variants of a new job once they are loaded, if there is a choice: in a stream all of them serve."""
         plan.fall_back()
         if plan.is_standby or plan.timed == plan.latest:
             return []
@@ -158,8 +158,12 @@ class SyntheticRequests:
         if plan.is_arriving or not any(variant.takes_requests for variant in newest):
             return []
         plan.timed = plan.latest
-        chooses = plan.options is not None and (plan.options.planner == AUTO or plan.is_stream)
+        chooses = plan.options is not None and plan.options.planner == AUTO and not plan.is_stream
         contenders = plan.open_variants if chooses else [variant for variant in newest if variant.takes_requests]
+        if plan.is_stream:
+            plan.policy.begin({variant.epoch: variant.planned.predicted_s for variant in contenders})
+            text = f"{', '.join(repr(variant.name) for variant in contenders)} of {plan.called} serve"
+            return [*self._serve(plan), Log(text, event="serves", model=plan.model, epoch=plan.number)]
         if len(contenders) == 1:
             plan.policy.serve(contenders[0].epoch)
             only = contenders[0]

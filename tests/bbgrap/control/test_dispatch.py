@@ -181,6 +181,23 @@ def test_a_stream_has_two_requests_per_node_on_their_way_and_the_rest_waits():
     assert all(isinstance(wire.answer(call), c.RunResult) for call in calls)
 
 
+def test_a_stream_over_many_nodes_is_served_as_soon_as_they_have_loaded_it():
+    """Each of twenty copies was timed in turns, which took the longer the more there were."""
+    wire = joined_wire(*"abcdefgh", options=STREAM)
+    prepared = wire.prepare()
+    synthetic = []
+    while not wire.answers[prepared]:
+        if wire.pending():
+            wire.deliver(wire.pending()[0])
+            synthetic += [start for start in wire.started.values() if not start.client]
+        elif not wire.finish_requests():
+            wire.pass_time(0.1)
+    (plan,) = wire.coordinator.planning.plans.values()
+    assert len(plan.serving) == 8
+    assert plan.policy.medians == {variant.epoch: variant.planned.predicted_s for variant in plan.variants}
+    assert len({start.request for start in synthetic}) == 1, "only the standby proves that the model ends"
+
+
 def test_a_full_queue_says_that_it_is_busy():
     settings = coordinator_settings.Settings("0.1.0", "tcp://head:1", max_waiting=6)
     wire = ready_wire("a", options=STREAM, settings=settings)
@@ -324,9 +341,12 @@ def test_for_latency_requests_go_on_with_the_variant_that_is_left(both, alone):
     assert (len(wire.jobs), report["nodes_used"]) == (2, ["a"])
 
 
-@pytest.mark.parametrize("options", [AUTO, STREAM])
 @pytest.mark.parametrize("lost", BOTH)
-@pytest.mark.parametrize("state", ["planning", "loading", "measuring", "ready"])
+@pytest.mark.parametrize(
+    ("state", "options"),
+    [(state, AUTO) for state in ("planning", "loading", "measuring", "ready")]
+    + [(state, STREAM) for state in ("planning", "loading", "ready")],
+)
 def test_an_agent_is_lost_in_any_state_and_everybody_gets_an_answer(state, lost, options):
     wire = joined_wire(*BOTH, options=options)
     planner = wire.plan
