@@ -322,6 +322,9 @@ class Requests:
             return []
         if message.lost and request.sequence is not None:
             return self._state_lost(request, variant, f"agent '{member.name}': {message.reason}")
+        if request.sequence is not None and request.sequence.running > 1:
+            request.sequence.joins = False
+            return self.recovery.take_back(variant, [request.number])[1]
         self._has_answered(variant.plan)
         return self.table.fail(request.number, "RequestFailed", Fault.EXECUTION, f"agent '{member.name}': {message.reason}")
 

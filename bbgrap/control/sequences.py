@@ -178,7 +178,7 @@ class Sequences:
         reads = is_own and request.message.reads
         given, sequence.running = given_of(request.message), 0 if reads else 1
         if again:
-            given, sequence.running = joined(again, variant.planned.artifacts.joinings)
+            given, sequence.running = joined(again, variant.planned.artifacts.joinings if sequence.joins else {})
             counts = self._statistics.of_model(request.plan)
             counts.recovered += sequence.seen == 0
             counts.replayed += sequence.running

@@ -37,7 +37,7 @@ def sequence_of(words, mask, counts, flags=None):
 @given(st.lists(st.integers(1, 4), min_size=1, max_size=8), st.data())
 def test_all_of_them_become_what_they_bring_together(counts, data):
     total = sum(counts)
-    words, mask = (np.array([data.draw(st.lists(st.integers(0, 1), min_size=total, max_size=total))]) for _ in range(2))
+    words, mask = np.array([data.draw(st.lists(st.integers(0, 1), min_size=total, max_size=total))]), np.ones((1, total), np.int64)
     made, count = joined(sequence_of(words, mask, counts), JOININGS)
     assert count == len(counts)
     got = arrays_of(made)
@@ -63,6 +63,15 @@ def test_what_does_not_go_on_is_not_joined():
     unknown = request(nix=words[:, 2:4])
     assert joined([masked[0], unknown], JOININGS)[1] == 1
     assert joined([unknown, masked[0]], JOININGS)[1] == 1
+
+
+def test_where_something_is_masked_nothing_is_joined():
+    """A model that counts a mask's ones puts the next word behind them, one that gets all words at once behind the padding."""
+    words, mask = np.arange(12).reshape(2, 6), np.ones((2, 6), np.int64)
+    assert joined(sequence_of(words, mask, [4, 1, 1]), JOININGS)[1] == 3
+    mask[1, 2:4] = 0
+    requests = sequence_of(words, mask, [4, 1, 1])
+    assert joined(requests, JOININGS) == (requests[0], 1)
 
 
 def test_one_request_has_no_more_words_than_it_may():

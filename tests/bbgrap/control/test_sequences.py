@@ -62,6 +62,8 @@ class Counters(Wire):
         super().__post_init__()
         self.states = {}
         self.joinings = {}
+        self.most = 1 << 30
+        """Values that a request may bring."""
         self.ran = []
         self.standby = lambda job: with_state(standby_of(job), self.joinings)
         self.plan = lambda job: with_state(plan_of(job))
@@ -86,6 +88,10 @@ class Counters(Wire):
         for number, start in list(self.started.items()):
             agents = self.working(start.epoch)
             if number not in self.started or not start.sequence or len(agents) < len(self.parts[start.epoch]):
+                continue
+            if sum(map(len, start.payload)) > 8 * self.most:
+                del self.started[number]
+                self.to_agent(agents[0], ae.Outcome(m.RequestFailed(start.epoch, number, "too many")))
                 continue
             totals = set()
             for agent in agents[:only]:
@@ -233,6 +239,17 @@ def test_where_the_model_takes_it_all_requests_run_again_as_one():
     assert total(wire, 1, 6, 6) == 21
     assert wire.ran == [[0, 1, 2, 3, 4, 5], [6]]
     assert recovered(wire) == (1, 6)
+
+
+def test_what_is_refused_as_one_is_run_again_one_by_one():
+    wire = counters("a", "b", joinings=JOININGS)
+    assert [total(wire, 1, step, step) for step in range(6)] == [0, 1, 3, 6, 10, 15]
+    home = wire.coordinator.loading.find(next(iter(wire.coordinator.requests.sequences._known.values())).epoch)
+    wire.crash(wire.agent(next(iter(home.parts))))
+    wire.most = 1
+    wire.ran.clear()
+    assert [total(wire, 1, step, step) for step in (6, 7)] == [21, 28]
+    assert wire.ran == [[step] for step in range(8)]
 
 
 def test_a_sequence_whose_inputs_are_not_kept_is_lost_with_its_state_and_the_others_go_on():
