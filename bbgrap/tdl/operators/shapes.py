@@ -86,7 +86,7 @@ def _target(site: Site, read: ShapeMap, region: ShapeMap) -> list[int]:
     before, target = site.shape(0), list(region.shape)
     told, joined = set(site.free_made), set[int]()
     for ins, outs in groups_of(before, site.output_shape):
-        if not any(axis in site.free[0] for axis in ins):
+        if not site.has_state and not any(axis in site.free[0] for axis in ins):
             told.difference_update(outs)
         elif len(ins) + len(outs) > 2:
             joined.update(outs)

@@ -135,13 +135,14 @@ def test_a_length_of_which_the_answer_depends_is_told_by_every_request(tmp_path)
         np.testing.assert_allclose(outputs[0], alone.run({"x": x})[0], rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("planner", ["tensor-parallel", "auto"])
-def test_one_program_takes_prompts_and_words_of_any_number(planner):
+@pytest.mark.parametrize(("planner", "batch"), [("tensor-parallel", 1), ("auto", 1), ("tensor-parallel", 3)])
+def test_one_program_takes_prompts_and_words_of_any_number(planner, batch):
+    """Of several sequences, too, whose rows are joined for a product."""
     path = zoo.materialize("tiny-decoder")
     loader = ReloadedModel(path)
     state = {name: name.replace("past_key_values", "present") for name in loader.declared if name.startswith("past")}
-    empty = {name: np.zeros((1, 4, 0, 16), np.float32) for name in state}
-    shapes = {name: (1, 1) for name in loader.declared if name not in state} | {name: array.shape for name, array in empty.items()}
+    empty = {name: np.zeros((batch, 4, 0, 16), np.float32) for name in state}
+    shapes = {name: (batch, 1) for name in loader.declared if name not in state} | {name: array.shape for name, array in empty.items()}
     nodes = tuple(NodeProfile(f"node{number}", share=share) for number, share in enumerate((2, 1, 1)))
     first = with_state(loader.graph(path, shapes), state)
     planned, plan = prepare_growing(first, loader.open_graph, loader.declared, Cluster(nodes), PlanOptions(planner))
@@ -154,9 +155,9 @@ def test_one_program_takes_prompts_and_words_of_any_number(planner):
         for count in (prompt, 1, 3, 1, 1, 8):
             total += count
             feed = {
-                "input_ids": random.integers(0, 1000, (1, count)),
-                "attention_mask": np.ones((1, total), np.int64),
-                "position_ids": np.arange(total - count, total)[None],
+                "input_ids": random.integers(0, 1000, (batch, count)),
+                "attention_mask": np.ones((batch, total), np.int64),
+                "position_ids": np.tile(np.arange(total - count, total), (batch, 1)),
             }
             is_first = total == count
             given = [(feed | empty)[name] for name in (first.inputs if is_first else first.given)]
