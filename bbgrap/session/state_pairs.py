@@ -142,10 +142,12 @@ def planned_shapes(pairs: Sequence[tuple[str, str]], signature: Signature, shape
     """Return the shapes to plan for: of a state that grows or is filled, those of one word after none, since a plan serves any of both."""
     inputs, outputs = ({arg.name: arg for arg in side} for side in (signature.inputs, signature.outputs))
     growing: dict[str, set[int]] = {name: set() for name, _ in pairs}
+    # Exporters that are told of inputs only call the batch otherwise in outputs.
+    told = {symbol for arg in signature.inputs if arg.name not in growing for symbol in arg.shape}
     fixed: set[int | str | None] = set()
     for name, output in pairs:
         for axis, (before, after) in enumerate(zip(inputs[name].shape, outputs[output].shape, strict=False)):
-            if before != after and not isinstance(before, int):
+            if before != after and not isinstance(before, int) and before not in told:
                 growing[name].add(axis)
             else:
                 fixed.add(before)

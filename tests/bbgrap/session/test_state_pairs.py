@@ -100,3 +100,9 @@ def test_one_plan_is_asked_for_whatever_comes_and_whatever_came(length, planned)
     assert pairs == (("past_key_values.0.key", "present.0.key"),)
     shapes = {planned_shapes(pairs, found, ((3, words), (3, words + past), (3, 2, past, 4))) for words, past in ((1, 96), (7, 96))}
     assert shapes == {((3, 1), (3, 1), (3, 2, planned, 4))}
+
+
+@pytest.mark.parametrize("after", ["Tanhhn_dim_1", None])
+def test_a_batch_that_outputs_call_otherwise_does_not_grow(after):
+    found = signature({"x": ROW, "h": (DType.FLOAT, (1, "batch", 8))}, {"y": ROW, "hn": (DType.FLOAT, (1, after, 8))})
+    assert planned_shapes((("h", "hn"),), found, ((3, 8), (1, 3, 8))) == ((3, 8), (1, 3, 8))
