@@ -27,6 +27,7 @@ class _OpenSequence:
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
     requests: int = 0
     """That run or wait."""
+    has_ended: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +64,10 @@ class OpenSequences:
         opened.requests += 1
         try:
             async with opened.turn:
+                if opened.has_ended:
+                    raise self._is_unknown(part)
                 yield SequenceTurn(opened.runs, replaced, part.is_last)
+                opened.has_ended = part.is_last
             if part.is_last:
                 self._forget(part, opened)
         except StateLostError:
@@ -77,21 +81,26 @@ class OpenSequences:
     def _find(self, part: SequenceParameters) -> _OpenSequence:
         opened = self._open.pop(part.sequence, None)
         if opened is None:
-            raise malformed(
-                f"sequence {part.sequence!r} of model '{self._model}' is not open: begin it with sequence_start; "
-                f"beyond {self._most} that are open (--max-sequences), the one that is idle for longest ends"
-            )
+            raise self._is_unknown(part)
         self._open[part.sequence] = opened
         return opened
 
+    def _is_unknown(self, part: SequenceParameters) -> RefusedError:
+        return malformed(
+            f"sequence {part.sequence!r} of model '{self._model}' is not open: begin it with sequence_start; "
+            f"beyond {self._most} that are open (--max-sequences), the one that is idle for longest ends"
+        )
+
     def _begin(self, part: SequenceParameters) -> tuple[_OpenSequence, tuple[StatefulRuns, ...]]:
         before = self._open.pop(part.sequence, None)
+        # What was sent before is answered before.
+        turn = asyncio.Lock() if before is None else before.turn
         if before is None and len(self._open) >= self._most:
             idle = next((name for name, opened in self._open.items() if not opened.requests), None)
             if idle is None:
                 raise RefusedError(Refusal.BUSY, f"requests of {self._most} sequences run, no more are begun (--max-sequences)")
             before = self._open.pop(idle)
-        opened = self._open[part.sequence] = _OpenSequence(self._session.sequence(self._initial))
+        opened = self._open[part.sequence] = _OpenSequence(self._session.sequence(self._initial), turn)
         return opened, () if before is None else (before.runs,)
 
     def _forget(self, part: SequenceParameters, opened: _OpenSequence) -> None:

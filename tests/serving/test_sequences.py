@@ -2,13 +2,14 @@
 
 import json
 import threading
+import time
 
 import grpc
 import numpy as np
 import pytest
 
 from tests.sequence_models import HEADS, SIZE, WIDTH, Alone, decoder, lstm
-from tests.serving.clients import Grpc, binary_body
+from tests.serving.clients import Grpc, binary_body, outputs_of
 from tests.serving.conftest import serving
 
 pytestmark = pytest.mark.cluster
@@ -147,3 +148,39 @@ def test_requests_of_one_sequence_that_come_together_run_one_after_the_other(sta
     for thread in threads:
         thread.join()
     np.testing.assert_allclose(sorted(answers), want, rtol=1e-5, atol=1e-6)
+
+
+def in_order(stateful, requests):
+    """Send requests of one sequence, each before the ones before it are answered, and return their answers, or why there is none."""
+    answers = [None] * len(requests)
+
+    def run(place, feed, said):
+        body, headers = binary_body(feed, parameters={"binary_data_output": True, **said})
+        with stateful.http() as http:
+            status, content = http.ask("POST", "/v2/models/lstm/infer", body, headers)
+            answers[place] = outputs_of(content, http.headers)["output"] if status == 200 else json.loads(content)["error"]
+
+    threads = [threading.Thread(target=run, args=(place, *request)) for place, request in enumerate(requests)]
+    for thread in threads:
+        thread.start()
+        time.sleep(0.1)
+    for thread in threads:
+        thread.join()
+    return answers
+
+
+def test_what_was_sent_before_a_sequence_ends_or_begins_anew_is_answered_as_part_of_it(stateful):
+    """And what was sent after its end is part of none."""
+    random = np.random.default_rng(8)
+    long, feeds = {"input": random.standard_normal((60_000, 1, WIDTH)).astype(np.float32)}, [sound(random) for _ in range(3)]
+    for last in ({"start": True}, {"end": True}):
+        alone = Alone(lstm(), *LSTM)
+        want = [alone.run(feed)[0] for feed in (long, feeds[0], feeds[1])]
+        if "start" in last:
+            alone = Alone(lstm(), *LSTM)
+            want[2:] = [alone.run(feed)[0] for feed in (feeds[1], feeds[2])]
+        said = [part(9, start=True), part(9), part(9, **last), part(9)]
+        got = in_order(stateful, list(zip([long, *feeds], said, strict=True)))
+        for answer, expected in zip(got, want, strict=False):
+            np.testing.assert_allclose(answer, expected, rtol=1e-5, atol=1e-6)
+        assert "end" not in last or "is not open: begin it with sequence_start" in got[3]
