@@ -152,13 +152,13 @@ class InferenceSession(OrtSurface):
         Of `run_options` only `terminate` matters, which another thread may set; the rest steers onnxruntime's own threads and logs.
 
         Raises:
+            UsageError: if the session has state: sequences run it.
             InputError: if a name, dtype or shape does not fit the model.
             ExecutionError: if the request failed; running it again is harmless.
             ClusterUnavailableError: if there is no coordinator or no agent.
         """
         with speaking_onnxruntime(), self.until_terminated(run_options):
-            if self.options.state:
-                raise UsageError(f"model '{self._name}': this session has state: run it in one: with session.sequence() as s: s.run(...)")
+            self._check_stateless("run")
             feed = values_of(input_feed)
             return self._fitting(feed)._run(output_names, feed, record=False)[0]
 
@@ -168,14 +168,21 @@ class InferenceSession(OrtSurface):
         That takes until all nodes have told, some milliseconds, so it is for a part of the requests.
 
         Raises:
+            UsageError: if the session has state: sequences run it.
             InputError: if a name, dtype or shape does not fit the model.
             ExecutionError: if the request failed; running it again is harmless.
             ClusterUnavailableError: if there is no coordinator or no agent.
         """
         with speaking_onnxruntime():
+            self._check_stateless("run_recorded")
             feed = values_of(input_feed)
             outputs, result = self._fitting(feed)._run(output_names, feed, record=True)
             return outputs, recorded_timeline(result)
+
+    def _check_stateless(self, call: str) -> None:
+        """Check that requests are none of a sequence's, of which only a sequence has this call."""
+        if self.options.state:
+            raise UsageError(f"model '{self._name}': this session has state: run it in one: with session.sequence() as s: s.{call}(...)")
 
     def _run(self, output_names: Sequence[str] | None, feed: Mapping[str, Any], *, record: bool) -> tuple[list[Any], RunResult]:
         chosen = self._signature.choose_outputs(output_names)
@@ -233,12 +240,14 @@ class InferenceSession(OrtSurface):
         """Run the model some times, one after the other, and return when every agent and the coordinator did what.
 
         Raises:
+            UsageError: if the session has state: sequences run it.
             InputError: if a name, dtype or shape does not fit the model.
             ExecutionError: if a request failed, or the agents changed meanwhile; tracing again is harmless.
             ClusterUnavailableError: if there is no coordinator or no agent.
         """
         if runs < 1:
             raise UsageError(f"trace: expected at least one run, got {runs}")
+        self._check_stateless("run_recorded")
         feeds = self._signature.check_feed(input_feed)
         self._model.prepare({arg.name: feed.shape for arg, feed in zip(self._signature.inputs, feeds, strict=True)})
         self._model.answer(feeds)  # the first request after a pause finds caches and processors asleep

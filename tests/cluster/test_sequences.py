@@ -150,6 +150,9 @@ def test_what_has_no_state_or_another_is_refused_in_words(three):
     session = bbgrap.InferenceSession(lstm(), cluster=three, state={"h": "hn", "c": "cn"})
     with pytest.raises(UsageError, match="session has state"):
         session.run(None, sound(np.random.default_rng(0), 0))
+    for call in (lambda feed: session.run_recorded(None, feed), session.trace):
+        with pytest.raises(UsageError, match=r"session has state: .* s\.run_recorded"):
+            call(sound(np.random.default_rng(0), 0) | CASES["lstm"][2])
     with pytest.raises(UsageError, match="has no state"):
         bbgrap.InferenceSession(lstm(), cluster=three).sequence()
     with pytest.raises(UsageError, match="expected an input and an output"):
