@@ -22,8 +22,8 @@ import numpy as np
 import onnxruntime as ort
 
 from bbgrap.bench import MachineWatch, ReportLine, bound_to, first_cores
-from bbgrap.engine.sessions import session_options, usable_cores
-from bbgrap.errors import UsageError
+from bbgrap.engine.sessions import reason_of, session_options, usable_cores
+from bbgrap.errors import ModelError, UsageError
 from bbgrap.graph import Array, DType
 from bbgrap.graph.onnx_read import OnnxModel, read_model
 from bbgrap.graph.top_k import top_names
@@ -111,11 +111,16 @@ class PlainDecoder:
     def begin(self) -> None:
         """Begin with an empty cache."""
         self._state = {name: ort.OrtValue.ortvalue_from_numpy(array) for name, array in self.decoder.empty.items()}
+        self._total = 0
         self.times: list[float] = []
         self.latest_s = 0.0
 
     def turn(self, feed: _Feed, *, counted: bool) -> Array:
-        """Return the logits of the last word [words]."""
+        """Return the logits of the last word [words].
+
+        Raises:
+            ModelError: if onnxruntime does not take these words, as beyond the places that the model has.
+        """
         with bound_to(self.cores):
             start = time.perf_counter()
             binding = self._session.io_binding()
@@ -125,7 +130,12 @@ class PlainDecoder:
                 binding.bind_ortvalue_input(name, value)
             for name in (self.decoder.logits, *self.decoder.state.values()):
                 binding.bind_output(name, "cpu")
-            self._session.run_with_iobinding(binding)
+            try:
+                self._session.run_with_iobinding(binding)
+            except Exception as error:  # onnxruntime's have no common base
+                what = f"plain onnxruntime takes no {feed[self.decoder.words].shape[1]} words after {self._total}"
+                raise ModelError(f"tokens: {what}: {reason_of(error)}; if the model has no places for more, ask for fewer words") from None
+            self._total += feed[self.decoder.words].shape[1]
             logits, *state = binding.get_outputs()
             self._state = dict(zip(self.decoder.state, state, strict=True))
             last: Array = logits.numpy().reshape(-1, logits.shape()[-1])[-1]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from bbgrap.errors import UsageError
+from bbgrap.errors import ModelError, UsageError
 from bbgrap.planners.options import PlanOptions
 from bbgrap.tokens import measure_tokens
 from bbgrap.zoo import materialize
@@ -57,3 +57,9 @@ def test_words_that_the_plan_did_not_write_are_counted(tmp_path):
 def test_what_is_no_decoder_is_refused(empty_pair):
     with pytest.raises(UsageError, match=r"expected a decoder with one input of words .*; got inputs input, outputs output"):
         measure_tokens(materialize("voice"), empty_pair.connection, [PlanOptions("single")], tokens=5, prompt=2)
+
+
+@pytest.mark.cluster
+def test_more_words_than_a_model_has_places_for_are_refused_in_words(empty_pair):
+    with pytest.raises(ModelError, match=r"takes no 1 words after 128: .* out of data bounds.*; .* ask for fewer words"):
+        measure_tokens(materialize("tiny-decoder"), empty_pair.connection, [PlanOptions("single")], tokens=20, prompt=120)
