@@ -120,8 +120,9 @@ class ServedModel:
                 return self.session.run(names, feed)
             for runs in turn.replaced:
                 runs.close()
+            turn.runs.go_back(turn.answered)
             outputs = turn.runs.run(names, feed)
-            if turn.is_last:
+            if turn.is_last and not stop():
                 turn.runs.close()
             return outputs
 

@@ -27,6 +27,8 @@ class _OpenSequence:
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
     requests: int = 0
     """That run or wait."""
+    answered: int = 0
+    """Requests; one that was given up may have run, and is none of the sequence all the same."""
     has_ended: bool = False
 
 
@@ -37,6 +39,8 @@ class SequenceTurn:
     runs: StatefulRuns
     replaced: tuple[StatefulRuns, ...]
     is_last: bool
+    answered: int
+    """Requests of the sequence, before it."""
 
 
 class OpenSequences:
@@ -66,8 +70,8 @@ class OpenSequences:
             async with opened.turn:
                 if opened.has_ended:
                     raise self._is_unknown(part)
-                yield SequenceTurn(opened.runs, replaced, part.is_last)
-                opened.has_ended = part.is_last
+                yield SequenceTurn(opened.runs, replaced, part.is_last, opened.answered)
+                opened.answered, opened.has_ended = opened.answered + 1, part.is_last
             if part.is_last:
                 self._forget(part, opened)
         except StateLostError:
@@ -75,7 +79,7 @@ class OpenSequences:
             raise
         finally:
             opened.requests -= 1
-            if not opened.requests and not opened.runs.steps:
+            if not opened.requests and not opened.answered:
                 self._forget(part, opened)
 
     def _find(self, part: SequenceParameters) -> _OpenSequence:

@@ -9,6 +9,7 @@ Laws: what is state is neither in a feed nor in an answer; a request that failed
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -150,6 +151,17 @@ class StatefulRuns:
             if initial is not None:
                 self._initial = dict(initial)
             self._step, self._plan = 0, None
+
+    def go_back(self, steps: int) -> None:
+        """Let so many requests be part of it: all that were answered, or all but the latest one, of which nobody took the answer.
+
+        Raises:
+            StateLostError: if it has been closed since.
+        """
+        with self._model.connection.stops.holding(self._lock, lambda: math.inf):
+            if self._step < steps:
+                raise StateLostError(f"sequence {self._number}: it has ended; begin it again")
+            self._step, self._plan = steps, self._plan if steps else None
 
     def fork(self) -> StatefulRuns:
         """Return another sequence that goes on from here, as this one does; on the agents they share what they have."""

@@ -1,15 +1,19 @@
 """Sequences over the protocol, from a real process on a real cluster: each answers as plain onnxruntime does with its state in memory."""
 
+import asyncio
 import json
 import threading
-import time
 
 import grpc
 import numpy as np
 import pytest
 
+from bbgrap.planners.options import PlanOptions
+from bbgrap.serving.infer_request import part_of
+from bbgrap.serving.model import ServedModel
+from bbgrap.session.state_pairs import StateText
 from tests.sequence_models import HEADS, SIZE, WIDTH, Alone, decoder, lstm
-from tests.serving.clients import Grpc, binary_body, outputs_of
+from tests.serving.clients import Grpc, binary_body
 from tests.serving.conftest import serving
 
 pytestmark = pytest.mark.cluster
@@ -150,37 +154,42 @@ def test_requests_of_one_sequence_that_come_together_run_one_after_the_other(sta
     np.testing.assert_allclose(sorted(answers), want, rtol=1e-5, atol=1e-6)
 
 
-def in_order(stateful, requests):
-    """Send requests of one sequence, each before the ones before it are answered, and return their answers, or why there is none."""
-    answers = [None] * len(requests)
+async def in_order(model, connection, requests):
+    """Begin requests of one sequence before any of them has run, and return their answers, or why there is none."""
 
-    def run(place, feed, said):
-        body, headers = binary_body(feed, parameters={"binary_data_output": True, **said})
-        with stateful.http() as http:
-            status, content = http.ask("POST", "/v2/models/lstm/infer", body, headers)
-            answers[place] = outputs_of(content, http.headers)["output"] if status == 200 else json.loads(content)["error"]
+    async def answered(feed, said):
+        async with model.sequences.turn(part_of(said)) as turn:
+            await asyncio.sleep(0)
+            return model.run(connection, feed, None, lambda: False, turn)[0]
 
-    threads = [threading.Thread(target=run, args=(place, *request)) for place, request in enumerate(requests)]
-    for thread in threads:
-        thread.start()
-        time.sleep(0.1)
-    for thread in threads:
-        thread.join()
-    return answers
+    return await asyncio.gather(*(answered(*request) for request in requests), return_exceptions=True)
 
 
-def test_what_was_sent_before_a_sequence_ends_or_begins_anew_is_answered_as_part_of_it(stateful):
+@pytest.mark.parametrize("last", ["start", "end"])
+def test_what_was_sent_before_a_sequence_ends_or_begins_anew_is_answered_as_part_of_it(cluster, tmp_path, last):
     """And what was sent after its end is part of none."""
+    (tmp_path / "lstm.onnx").write_bytes(lstm())
+    state = StateText("auto", {})
+    model = ServedModel.load("lstm", "1", tmp_path / "lstm.onnx", cluster.connection, PlanOptions("single"), 60.0, state, MOST)
     random = np.random.default_rng(8)
-    long, feeds = {"input": random.standard_normal((60_000, 1, WIDTH)).astype(np.float32)}, [sound(random) for _ in range(3)]
-    for last in ({"start": True}, {"end": True}):
-        alone = Alone(lstm(), *LSTM)
-        want = [alone.run(feed)[0] for feed in (long, feeds[0], feeds[1])]
-        if "start" in last:
+    requests = [(sound(random), said) for said in (part(9, start=True), part(9), part(9, **{last: True}), part(9))]
+    got = asyncio.run(in_order(model, cluster.connection, requests))
+    for number, ((feed, _), answer) in enumerate(zip(requests, got, strict=True)):
+        if number == 0 or (number, last) == (2, "start"):
             alone = Alone(lstm(), *LSTM)
-            want[2:] = [alone.run(feed)[0] for feed in (feeds[1], feeds[2])]
-        said = [part(9, start=True), part(9), part(9, **last), part(9)]
-        got = in_order(stateful, list(zip([long, *feeds], said, strict=True)))
-        for answer, expected in zip(got, want, strict=False):
-            np.testing.assert_allclose(answer, expected, rtol=1e-5, atol=1e-6)
-        assert "end" not in last or "is not open: begin it with sequence_start" in got[3]
+        if (number, last) == (3, "end"):
+            assert "is not open: begin it with sequence_start" in str(answer)
+        else:
+            np.testing.assert_allclose(answer, alone.run(feed)[0], rtol=1e-5, atol=1e-6)
+
+
+def test_a_request_that_was_given_up_is_no_part_of_its_sequence(http):
+    """Its deadline passes while it runs, or when its answer is there already; the last one of a sequence may come again, too."""
+    random = np.random.default_rng(10)
+    for _ in range(10):
+        alone, feeds = Alone(lstm(), *LSTM), [sound(random) for _ in range(3)]
+        for feed, said in zip(feeds, (part(10, start=True), part(10), part(10, end=True)), strict=True):
+            if not said["sequence_start"]:
+                assert refused(http, "lstm", feed, {**said, "timeout": 1})[0] == 504
+            got = http.run("lstm", feed, parameters={"binary_data_output": True, **said})["output"]
+            np.testing.assert_allclose(got, alone.run(feed)[0], rtol=1e-5, atol=1e-6)
