@@ -213,10 +213,12 @@ class InferenceSession(OrtSurface):
         with self._lock:
             if self._pool is None:
                 self._pool = ThreadPoolExecutor(16, "bbgrap-run")
+        # Now: whoever calls may put the next request's inputs into the same dictionary at once.
+        names, feed = copy.copy(output_names), dict(input_feed)
 
         def work() -> None:
             try:
-                results, fault = self.run(output_names, input_feed, run_options), ""
+                results, fault = self.run(names, feed, run_options), ""
             except Exception as error:  # whatever it is, the callback must learn of it
                 results, fault = [], str(error) or type(error).__name__
             try:

@@ -64,6 +64,24 @@ def test_run_async_calls_back(shared, capfd):
     assert "ZeroDivisionError: division by zero" in capfd.readouterr().err, "nobody else would learn of it"
 
 
+def test_run_async_runs_what_was_given_when_it_was_called(shared):
+    session = bbgrap.InferenceSession(tiny.model_bytes(), cluster=shared.connection, planner="bbgrap")
+    session._pool, busy = ThreadPoolExecutor(1), threading.Event()
+    session._pool.submit(busy.wait)
+    feed, names, came = {}, ["y"], {}
+    for count in (8, 9):
+        feed["x"] = rows(count)
+        session.run_async(names, feed, lambda results, user_data, error: came.update({user_data: (results, error)}), count)
+    feed.clear()
+    names[0] = "no such output"
+    busy.set()
+    session._pool.shutdown()
+    for count in (8, 9):
+        (y,), error = came[count]
+        assert error == ""
+        np.testing.assert_array_equal(y, tiny.expected(rows(count)))
+
+
 def test_every_input_shape_gets_a_plan_of_its_own(shared):
     session = bbgrap.InferenceSession(tiny.model_bytes(), cluster=shared.connection, planner="bbgrap")
     for count in (8, 9, 30, 8):
