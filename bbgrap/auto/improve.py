@@ -115,6 +115,8 @@ def shifted(tiles: tuple[Tile, ...], border: int, by: float) -> tuple[Tile, ...]
     extent = max(hull.stop for hull in hulls)
     rows = max(1, round(abs(by) * extent)) * (1 if by > 0 else -1)
     left, right = hulls[border], hulls[border + 1]
+    if not right.start <= left.stop <= right.stop:
+        return tiles  # where much is computed twice: one within the other, or a third one between them; moving would leave a gap
     stop = min(max(left.stop + rows, left.start), right.stop)
     start = min(max(right.start + rows, left.start), right.stop)
     moved = dict(zip(order, hulls, strict=True))

@@ -330,6 +330,15 @@ def test_a_shifted_border_still_covers(extent: int, at: int, by: float) -> None:
     assert 1 <= len(moved) <= 2
 
 
+@given(st.lists(st.tuples(st.integers(0, 6), st.integers(7, 12)), min_size=1, max_size=3), st.integers(0, 2), st.floats(-1, 1).filter(bool))
+def test_shifting_leaves_no_gap_beside_a_tile_of_everything(pieces: list[tuple[int, int]], border: int, by: float) -> None:
+    from bbgrap.shapemap import IntervalSet, ShapeMap, covers
+
+    whole = ShapeMap.full((3, 12))
+    tiles = tuple(Tile(device, whole.replace(1, IntervalSet.of(piece))) for device, piece in enumerate([*pieces, (0, 12)]))
+    assert covers((tile.region for tile in shifted(tiles, border, by)), whole)
+
+
 @pytest.mark.slow
 def test_as_good_as_the_best_of_all_plans_often() -> None:
     cases = int(os.environ.get("BBGRAP_CASES", "200"))
