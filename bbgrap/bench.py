@@ -34,6 +34,7 @@ from bbgrap.errors import ExecutionError, UsageError
 from bbgrap.graph import Array
 from bbgrap.planners.options import PlanOptions
 from bbgrap.session import Connection, InferenceSession
+from bbgrap.session.prepared_plan import PreparedPlan
 
 WARM_UP = 3
 """Turns that are not counted: caches, memory pools and the clock of the processor settle in them."""
@@ -99,6 +100,10 @@ class Contender:
         self.last_s = 0.0
         self._judge = Judge(expected, options.transfer_dtype)
 
+    def prepare(self, feeds: Mapping[str, Array]) -> None:
+        """Wait for the plan."""
+        self._plan = self.session.prepare({name: array.shape for name, array in feeds.items()}, feeds)
+
     def turn(self, feeds: Mapping[str, Array], *, counted: bool) -> None:
         """Run once, and compare the answer."""
         start = time.perf_counter()
@@ -115,9 +120,8 @@ class Contender:
 
     def result(self, evidence: Evidence, single: Sequence[float], whole_machine: Sequence[float] | None = None) -> dict[str, Any]:
         """Return the entry of `results` in `bench --json`; times of the others in the same turns."""
-        plan = self.session.plan.report
-        comparison = self.verdict(evidence)
-        done = plan["optimized"]
+        now = self.session.plan
+        comparison, plan, done = self.verdict(evidence), now.report, now.report.get("optimized", {})
         return {
             "planner": self.options.planner,
             "split": self.options.split,
@@ -127,15 +131,12 @@ class Contender:
             **comparison.as_dict(),
             "verified": comparison.verified,
             "fault": comparison.fault or None,
-            "palettes": plan["palettes"],
-            "bytes_sent": done["bytes"],
-            "scatter_bytes": done["scatter_bytes"],
-            "gather_bytes": done["gather_bytes"],
-            "transfers": done["transfers"],
-            "syncs": done["syncs"],
-            "segments": done["segments"],
-            "predicted_ms": plan["predicted_ms"],
-            "nodes_used": plan["nodes_used"],
+            "palettes": plan.get("palettes", []),
+            "bytes_sent": done.get("bytes"),
+            **{key: done.get(key) for key in ("scatter_bytes", "gather_bytes", "transfers", "syncs", "segments")},
+            "predicted_ms": plan.get("predicted_ms"),
+            "nodes_used": plan.get("nodes_used", []),
+            "replaced": replaced(self._plan, now),
         }
 
 
@@ -182,7 +183,7 @@ def bench(
     sessions = [Contender(model, options, cluster, expected, report) for options in contenders]
     for contender in sessions:
         report(f"{contender.options.planner}: planning and deploying")
-        contender.session.prepare({name: array.shape for name, array in feeds.items()}, feeds)
+        contender.prepare(feeds)
     pause = SETTLE_S if count > 1 or any(agent.threads > 1 for agent in agents) else 0.0
     watch = MachineWatch()
     for turn in range(-WARM_UP, runs):
@@ -210,6 +211,13 @@ def bench(
         "machine": machine,
         "results": [contender.result(evidence, single.times, whole[0].times if whole else None) for contender in sessions],
     }
+
+
+def replaced(plan: PreparedPlan, now: PreparedPlan) -> str | None:
+    """Return in words that not all of a measurement was of the plan that it began with; None if that was for the same agents."""
+    if plan.agents == now.agents:
+        return None
+    return f"agents were lost or joined: not all requests had the plan for {', '.join(plan.agents)}; measure again"
 
 
 def _led(last_s: float, turn: int) -> Iterator[bool]:

@@ -15,7 +15,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from bbgrap.bench import SETTLE_S, MachineWatch, ReportLine, SingleNode, first_cores
+from bbgrap.bench import SETTLE_S, MachineWatch, ReportLine, SingleNode, first_cores, replaced
 from bbgrap.comparison import Evidence, FirstCheck, Judge
 from bbgrap.engine.sessions import usable_cores
 from bbgrap.engine.spread import ReferenceAnswers
@@ -73,7 +73,7 @@ def measure_stream(
     sessions = [_Stream(model, options, cluster, together, expected) for options in contenders]
     for session in sessions:
         report(f"{session.options.planner}: planning and deploying")
-        session.session.prepare({key: array.shape for key, array in feeds.items()}, feeds)
+        session.prepare(feeds)
         session.block(feeds, together, counted=False)
     each = requests // BLOCKS
     watch = MachineWatch()
@@ -114,6 +114,10 @@ class _Stream:
         self._in_flight = in_flight
         self._judge = Judge(expected, options.transfer_dtype)
 
+    def prepare(self, feeds: Mapping[str, Array]) -> None:
+        """Wait for the plan."""
+        self._plan = self.session.prepare({key: array.shape for key, array in feeds.items()}, feeds)
+
     def block(self, feeds: Mapping[str, Array], requests: int, *, counted: bool) -> None:
         """Run requests, so many at once, and compare their answers."""
 
@@ -132,7 +136,7 @@ class _Stream:
     def result(self, evidence: Evidence, single: Sequence[float]) -> dict[str, Any]:
         """Return the entry of `results`; it may ask for the evidence."""
         comparison = self._judge.verdict(evidence)
-        plan = self.session.plan.report
+        now = self.session.plan
         return {
             "planner": self.options.planner,
             "objective": self.options.objective,
@@ -143,8 +147,9 @@ class _Stream:
             **comparison.as_dict(),
             "verified": comparison.verified,
             "fault": comparison.fault or None,
-            "nodes_used": plan["nodes_used"],
-            "measured": plan.get("measured"),
+            "nodes_used": now.report.get("nodes_used", []),
+            "measured": now.report.get("measured"),
+            "replaced": replaced(self._plan, now),
         }
 
 

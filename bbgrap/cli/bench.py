@@ -192,7 +192,12 @@ def _print_doubts(report: dict[str, Any]) -> None:
     for result in report["results"]:
         count = result.get("elsewhere")
         elsewhere = f"{count} answers came from something else than this plan, as the standby: the figures are not the plan's alone"
-        for doubt in filter(None, (elsewhere if count else "", result.get("fault"), result.get("why_not"), *(result.get("changed") or ()))):
+        doubts = [
+            elsewhere if count else "",
+            *(result.get(key) for key in ("fault", "replaced", "why_not")),
+            *(result.get("changed") or ()),
+        ]
+        for doubt in filter(None, doubts):
             print_result(f"{result['planner']}: {doubt}")
 
 

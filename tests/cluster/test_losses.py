@@ -13,6 +13,9 @@ import psutil
 import pytest
 
 import bbgrap
+from bbgrap.bench import bench
+from bbgrap.planners.options import PlanOptions
+from bbgrap.stream import measure_stream
 from tests.cluster import tiny
 from tests.cluster.conftest import local_cluster
 from tests.hostile_models import endless
@@ -52,6 +55,21 @@ def test_requests_of_a_killed_agent_run_again_on_the_others(own):
     again = bbgrap.InferenceSession(tiny.model_bytes(), cluster=own.connection, planner="bbgrap")
     again.run(None, {"x": x})
     assert again.plan.agents == ("agent0", "agent1")
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_a_measurement_in_which_an_agent_is_killed_says_so(own, tmp_path, is_stream):
+    (tmp_path / "tiny.onnx").write_bytes(tiny.model_bytes())
+
+    def report(line):
+        if line.startswith(("run 1 ", "block 1 ")):
+            own.kill("agent1")
+
+    given = (tmp_path / "tiny.onnx", {"x": rows(8)}, own.connection, [PlanOptions()])
+    measured = measure_stream(*given, requests=10, report=report) if is_stream else bench(*given, runs=2, report=report)
+    (result,) = measured["results"]
+    assert result["replaced"] == "agents were lost or joined: not all requests had the plan for agent0, agent1; measure again"
+    assert result["verified"]
 
 
 @pytest.mark.faults
