@@ -119,8 +119,8 @@ def standby_bytes(weights: int) -> int:
 
 def overfull(cluster: Cluster, needed: tuple[int, ...]) -> tuple[str, ...]:
     """Return, for every node that needs more than it declares to have, a sentence with the numbers; nodes that declare none have room."""
-    return tuple(
-        f"node '{node.name}' needs {bytes_ / 1e6:,.0f} MB and has {node.memory_bytes / 1e6:,.0f} MB"
+    return tuple(  # rounded away from each other: nobody "needs 20 MB and has 20 MB"
+        f"node '{node.name}' needs {-(-bytes_ // 10**6):,} MB and has {node.memory_bytes // 10**6:,} MB"
         for node, bytes_ in zip(cluster.nodes, needed, strict=True)
         if node.memory_bytes and bytes_ > node.memory_bytes
     )

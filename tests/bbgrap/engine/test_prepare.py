@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bbgrap.cluster import Cluster, NodeProfile
-from bbgrap.compiler.memory import LEAST_STANDBY_BYTES, WEIGHT_COPIES
+from bbgrap.compiler.memory import LEAST_STANDBY_BYTES, WEIGHT_COPIES, overfull
 from bbgrap.engine.load import load_graph
 from bbgrap.engine.prepare import prepare
 from bbgrap.errors import PlanError
@@ -54,6 +54,12 @@ def test_planner_single_takes_a_node_with_room() -> None:
 def test_a_model_that_fits_nowhere_is_refused_with_the_numbers() -> None:
     with pytest.raises(PlanError, match=r"node 'node0' needs \d+ MB and has 2 MB"):
         prepare(materialize("mobilenet_v2"), SHAPES, nodes(2, 2), PlanOptions())
+
+
+def test_who_lacks_little_is_told_other_numbers_for_what_it_needs_and_has() -> None:
+    small = Cluster((NodeProfile("node0", memory_bytes=20_400_000), NodeProfile("node1")))
+    assert overfull(small, (20_400_001, 1)) == ("node 'node0' needs 21 MB and has 20 MB",)
+    assert overfull(small, (20_400_000, 1)) == ()
 
 
 def test_one_node_is_refused_a_model_that_it_would_not_get_as_a_standby() -> None:
