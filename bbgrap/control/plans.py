@@ -377,7 +377,9 @@ class ServedPlan:
     def report(self) -> Mapping[str, Any]:
         """Return the report of what serves, and what was measured."""
         serving, medians = self.serving, self.policy.medians
-        used = [name for name, _ in serving[0].nodes if any(name in variant.parts for variant in serving)]
+        # Of a stream, variants of several plans serve: that of agents which joined later has more nodes than the first one.
+        known = dict.fromkeys(name for variant in serving for name, _ in variant.nodes)
+        used = [name for name in known if any(name in variant.parts for variant in serving)]
         report = {**serving[0].planned.report, "serving": " and ".join(dict.fromkeys(v.name for v in serving)), "nodes_used": used}
         group = [v for v in self.variants if v.job == serving[0].job]
         if len(group) < 2 or not medians or self.is_standby:

@@ -278,6 +278,14 @@ def test_requests_of_a_lost_agent_run_on_another_variant():
     assert {variant.name for variant in plan.variants if variant.is_ready} == {"single on a"}
 
 
+def test_who_joined_later_is_told_to_serve_a_stream():
+    wire = ready_wire("a", options=STREAM)
+    wire.add_agent("b")
+    wire.wait(5.0)
+    _, report = prepared(wire)
+    assert (report["serving"], report["nodes_used"]) == ("single on a and single on b", ["a", "b"])
+
+
 def test_recorded_requests_of_a_lost_agent_are_recorded_anew():
     wire = ready_wire("a", "b", options=STREAM)
     calls = [wire.run(record=True) for _ in range(4)]
