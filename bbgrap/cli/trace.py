@@ -64,7 +64,7 @@ def trace(
             session.prepare({name: array.shape for name, array in feeds.items()}, feeds)
         with step(f"recording {runs} requests"):
             traced = session.trace(feeds, runs)
-    plan = session.plan.report
+        plan = session.plan.report  # it may have to be asked for: the standby answers if an agent was lost
     summary = summary_of(traced) | {
         "model": model,
         "inputs": {name: list(array.shape) for name, array in feeds.items()},
@@ -81,7 +81,7 @@ def trace(
             "inputs": ", ".join(f"{name} {list(array.shape)}" for name, array in feeds.items()),
             "requests": runs,
             "median": f"{summary['median_ms']:.2f} ms",
-            "predicted": f"{plan['predicted_ms']:.2f} ms",
+            "predicted": f"{plan['predicted_ms']:.2f} ms" if "predicted_ms" in plan else "not, as the standby answered",
             "clocks agree within": f"{summary['clock_error_us']:.0f} µs",
         }
         layers = read_layers(plan.get("layers", []))

@@ -184,6 +184,23 @@ def test_measurements_take_inputs_in_every_form(run, here, image_model, tmp_path
     assert ("inputs: random" in result.stderr) == (values is None)
 
 
+def test_a_trace_is_of_who_answered_where_an_agent_is_lost_before(cache, run, run_json, monkeypatch, tmp_path):
+    with known_cluster(2, cache / "agent") as cluster:
+        monkeypatch.setenv("BBGRAP_COORDINATOR", cluster.address)
+        prepare = InferenceSession.prepare
+
+        def and_lose(session, *given):
+            prepared = prepare(session, *given)
+            cluster.kill("agent1")
+            return prepared
+
+        monkeypatch.setattr(InferenceSession, "prepare", and_lose)
+        files = ("--output", tmp_path / "trace.json", "--html", tmp_path / "trace.html")
+        summary = run_json("trace", "zoo:mobilenet_v2", "--planner", "bbgrap", "--runs", 1, *files)
+    assert summary["nodes_used"] == ["agent0"]
+    assert (tmp_path / "trace.html").exists()
+
+
 @pytest.mark.slow
 def test_a_detector_takes_a_picture_of_another_size(run_json, here, tmp_path):
     """The zoo's YOLO with free height and width, as exporters leave them."""
