@@ -22,6 +22,7 @@ from bbgrap.serving.connection_threads import ConnectionThread, ConnectionThread
 from bbgrap.serving.gateway import Gateway, ended
 from bbgrap.serving.host_check import HostCheck
 from bbgrap.serving.http import make_app
+from bbgrap.session.stops import StoppedError
 
 _GRACE_S = 30.0
 """How long a server that is told to stop goes on with what runs."""
@@ -207,7 +208,13 @@ async def _start_grpc(gateway: Gateway, address: str) -> tuple[Any, str]:
 
 
 async def _load(gateway: Gateway, then: Callable[[], None]) -> None:
-    for name, reason in (await gateway.beside(gateway.repository.load_all)).items():
+    try:
+        reasons = await gateway.beside(gateway.repository.load_all)
+    except StoppedError:
+        return
+    if gateway.is_draining:  # it may listen no more
+        return
+    for name, reason in reasons.items():
         _log.error("model '%s' is not served: %s", name, reason)
     gateway.is_loaded = True
     then()

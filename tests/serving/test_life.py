@@ -1,15 +1,21 @@
 """What a server does when it is too much, when somebody goes, when it is told to stop, and when the coordinator is away."""
 
+import asyncio
 import json
+import os
 import signal
 import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import numpy as np
 import pytest
 
+from bbgrap.serving.gateway import Gateway, Limits
+from bbgrap.serving.repository import Repository
+from bbgrap.serving.server import listen, serve
 from tests.known_agents import known_cluster
 from tests.serving.clients import JSON_LENGTH, binary_body
 from tests.serving.conftest import await_, serving
@@ -75,6 +81,20 @@ def test_too_many_are_told_to_come_again_and_the_last_is_answered(cluster, model
             assert running.result()[0] == 200
         assert server.process.wait(30) == 0
         assert "Traceback" not in server.log.read_text()
+
+
+@pytest.mark.parametrize("is_given_up", [True, False])
+def test_told_to_stop_while_it_loads_its_models_a_server_stops_and_never_says_that_it_serves(cluster, is_given_up):
+    def load(_):
+        os.kill(os.getpid(), signal.SIGTERM)
+        if is_given_up:  # as when loading waits for a plan
+            cluster.connection.stops.pause(60)
+        await_(lambda: gateway.is_draining and listening.fileno() < 0)
+
+    urls, listening = [], listen("--http", "127.0.0.1:0")
+    gateway = Gateway(cluster.connection, Repository({"rows": Path("rows.onnx")}, None, load), Limits())
+    asyncio.run(serve(gateway, listening, "", lambda url, _: urls.append(url)))
+    assert (urls, gateway.why_not_ready()) == ([], "the server is stopping")
 
 
 def test_batches_answer_as_single_requests_do(cluster, models, tmp_path, served):
