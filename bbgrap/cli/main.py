@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import io
 import shlex
+import signal
 import sys
 from typing import Annotated
 
@@ -85,6 +86,12 @@ def _verdict(error: Exception) -> tuple[str, int] | None:
     return f"{what}; this is a fault of bbgrap: run it again with --debug and report what you see", 1
 
 
+def _end(number: int, _: object) -> None:
+    """End the command with what it has started, and the folders of that; a second signal ends it at once."""
+    signal.signal(number, signal.SIG_DFL)
+    raise SystemExit(128 + number)
+
+
 app = typer.Typer(
     cls=_Group,
     name="bbgrap",
@@ -138,5 +145,9 @@ def run() -> None:
     """Start the command line; what stdout's encoding does not have is written as its number."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
+    for name in ("SIGTERM", "SIGHUP"):  # the second of them not on every system; `nohup` has it ignored
+        number = getattr(signal, name, None)
+        if number is not None and signal.getsignal(number) is signal.SIG_DFL:
+            signal.signal(number, _end)
     with whole_words():
         app(prog_name="bbgrap")

@@ -9,6 +9,7 @@ import signal
 import struct
 import subprocess
 import termios
+import time
 
 import numpy as np
 import onnx
@@ -355,6 +356,20 @@ def test_local_runs_until_it_is_interrupted(cache):
     assert out == ""
     assert f"export BBGRAP_COORDINATOR={address}" in said
     assert said.endswith("stopped\n")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_command_that_is_ended_leaves_nothing_of_its_own_cluster(tmp_path, cache, number):
+    surroundings = {**os.environ, "XDG_CACHE_HOME": str(cache), "TMPDIR": str(tmp_path)}
+    command = ["bbgrap", "bench", "zoo:tiny", "--agents", "1", "--planner", "single", "--runs", "1000000"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=surroundings) as bench:
+        while not list(tmp_path.glob("bbgrap-*/address")):  # as soon as its coordinator listens
+            assert bench.poll() is None, bench.stderr.read()
+            time.sleep(0.05)
+        bench.send_signal(number)
+        said = bench.communicate(timeout=20)[1]
+    left = [folder for folder in tmp_path.iterdir() if any(folder.iterdir())]  # one where coordinators are noted stays
+    assert (bench.returncode, "Traceback" in said, left) == (128 + number, False, [])
 
 
 def test_shells_are_told_the_clusters_names(here, cluster, tmp_path, monkeypatch):
