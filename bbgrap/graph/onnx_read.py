@@ -1,8 +1,8 @@
 """From an ONNX file to a handle.
 
-Laws: nothing outside the directory of the model file is ever opened; a large weight is taken out of the protobuf when the file is
-read and kept beside it as an array, so that every later step copies kilobytes. What onnxruntime runs is not refused: what the ONNX
-checker says against a file, `checker_fault` tells who asks. One of the files that import onnx (see `onnx_io`).
+Laws: nothing outside the directory of the model file, or of what that is a link to, is ever opened; a large weight is taken out of the
+protobuf when the file is read and kept beside it as an array, so that every later step copies kilobytes. What onnxruntime runs is not
+refused: what the ONNX checker says against a file, `checker_fault` tells who asks. One of the files that import onnx (see `onnx_io`).
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ def read_model(path: Path) -> OnnxModel:
         if proto.functions:
             proto = onnx.inliner.inline_local_functions(proto)
         check_nodes(proto.graph)
-        model = _handle(path.stem, proto, path.parent)
+        model = _handle(path.stem, proto, path)
         check_computed(model.proto)
         return replace(model, files=files)
     except ModelError as error:
@@ -195,7 +195,7 @@ def structure_fault(model: OnnxModel) -> str:
 
 def parse_model(data: bytes, directory: Path, name: str) -> OnnxModel:
     """Make a handle of a model that onnxruntime has just written, unchecked; `directory` holds the weights that it left out."""
-    return _handle(name, onnx.ModelProto.FromString(data), directory)
+    return _handle(name, onnx.ModelProto.FromString(data), directory / "model")
 
 
 def array_of(tensor: TensorProto) -> Array:
@@ -221,11 +221,11 @@ def is_external(tensor: TensorProto) -> bool:
     return tensor.data_location == TensorProto.EXTERNAL
 
 
-def _handle(name: str, proto: onnx.ModelProto, directory: Path) -> OnnxModel:
+def _handle(name: str, proto: onnx.ModelProto, path: Path) -> OnnxModel:
     for tensor in _inner_tensors(proto.graph):
-        _load(tensor, directory)
+        _load(tensor, path)
     for graph in graphs_of(proto.graph):
-        make_dense(graph, partial(_load, directory=directory))
+        make_dense(graph, partial(_load, path=path))
         sort_nodes(graph)
         free_sizes_below_zero(graph)
     name_standard_domain(proto)
@@ -235,10 +235,10 @@ def _handle(name: str, proto: onnx.ModelProto, directory: Path) -> OnnxModel:
         dtype = dtype_of(tensor.data_type)
         nbytes = prod(tensor.dims) * dtype.itemsize
         if nbytes > INLINE_BYTES and dtype is not DType.BFLOAT16:
-            weights[tensor.name] = _mapped(tensor, directory) if is_external(tensor) else array_of(tensor)
+            weights[tensor.name] = _mapped(tensor, path) if is_external(tensor) else array_of(tensor)
             detach(tensor, nbytes)
         else:
-            _load(tensor, directory)
+            _load(tensor, path)
     proto.ir_version = max(proto.ir_version, LEAST_IR_VERSION)
     constants = {tensor.name for tensor in proto.graph.initializer}
     inputs = [value for value in proto.graph.input if value.name not in constants]
@@ -268,10 +268,10 @@ def _with_inferred(proto: onnx.ModelProto, outputs: tuple[ModelInput, ...]) -> t
     return tuple(found[item.name] if item.name in bare else item for item in outputs)
 
 
-def _load(tensor: TensorProto, directory: Path) -> None:
+def _load(tensor: TensorProto, path: Path) -> None:
     if not is_external(tensor):
         return
-    file, offset, length = _location(tensor, directory)
+    file, offset, length = _location(tensor, path)
     with file.open("rb") as stream:
         stream.seek(offset)
         content = stream.read(length) if length else stream.read()
@@ -335,7 +335,7 @@ def _check_external_files(path: Path, proto: onnx.ModelProto) -> tuple[str, ...]
     for tensor in filter(is_external, tensors):
         location, offset, length = _place(tensor)
         if location not in sizes:
-            file = _file_at(location, path.parent, f"weight '{tensor.name}'")
+            file = _file_at(location, path, f"weight '{tensor.name}'")
             if file.samefile(path):
                 raise ModelError(f"weight '{tensor.name}': its file '{file.name}' is the model itself: refused")
             sizes[location] = file.stat().st_size
@@ -347,10 +347,10 @@ def _check_external_files(path: Path, proto: onnx.ModelProto) -> tuple[str, ...]
     return tuple(sorted(files))
 
 
-def _location(tensor: TensorProto, directory: Path) -> tuple[Path, int, int]:
+def _location(tensor: TensorProto, path: Path) -> tuple[Path, int, int]:
     """Return the file that holds a tensor, and offset and length in it, in bytes; length 0: up to its end."""
     location, offset, length = _place(tensor)
-    return _file_at(location, directory, f"weight '{tensor.name}'"), offset, length
+    return _file_at(location, path, f"weight '{tensor.name}'"), offset, length
 
 
 def _place(tensor: TensorProto) -> tuple[str, int, int]:
@@ -369,15 +369,19 @@ def _place(tensor: TensorProto) -> tuple[str, int, int]:
     return location, offset, length or taken
 
 
-def _file_at(location: str, directory: Path, who: str) -> Path:
-    """Return the file beside a model that has a name; it is there, and inside the directory."""
+def _file_at(location: str, path: Path, who: str) -> Path:
+    """Return the file beside the model at `path` that has a name; it is there, and inside the directory.
+
+    Links may also lead to where the model's own leads: Hugging Face's caches have all files as links into one folder.
+    """
     who = f"{who}: its file '{location[:200]}'"
     relative = Path(location)
     if relative.is_absolute() or ".." in relative.parts or not relative.parts:
         raise ModelError(f"{who} is not a path inside the model's directory: refused")
-    file = directory / relative
+    file = path.parent / relative
     try:
-        inside, there = file.resolve().is_relative_to(directory.resolve()), file.is_file()
+        real, folders = file.resolve(), (path.parent.resolve(), path.resolve().parent)
+        inside, there = any(map(real.is_relative_to, folders)), file.is_file()
     except (OSError, ValueError, RuntimeError) as error:  # too long, with a zero byte, or links in a circle
         raise ModelError(f"{who} has no name that a file can have: {getattr(error, 'strerror', None) or error}") from None
     if not inside:
@@ -387,8 +391,8 @@ def _file_at(location: str, directory: Path, who: str) -> Path:
     return file
 
 
-def _mapped(tensor: TensorProto, directory: Path) -> Array:
-    file, offset, _ = _location(tensor, directory)
+def _mapped(tensor: TensorProto, path: Path) -> Array:
+    file, offset, _ = _location(tensor, path)
     dtype = dtype_of(tensor.data_type).numpy.newbyteorder("<")
     array: Array = np.memmap(file, dtype, "r", offset, tuple(tensor.dims)).view(np.ndarray)
     return array if array.flags.aligned else array.copy()

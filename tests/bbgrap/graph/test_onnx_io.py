@@ -168,6 +168,18 @@ def test_links_out_of_the_directory_are_refused(external, tmp_path):
         read_model(path)
 
 
+def test_links_may_lead_where_the_models_own_does(external, tmp_path):
+    """As in the caches of Hugging Face; onnxruntime takes them, too."""
+    path, blobs = external(), tmp_path / "blobs"
+    blobs.mkdir()
+    (blobs / "a").write_bytes(np.arange(1024, dtype=np.float32).tobytes())
+    path.rename(blobs / "b")
+    path.symlink_to(blobs / "b")
+    (path.parent / "weights.bin").symlink_to(blobs / "a")
+    model = read_model(path)
+    assert (model.files, to_graph(model).weights["w"].array[-1]) == (("weights.bin",), 1023)
+
+
 # --- input shapes and opset ---
 
 
