@@ -47,9 +47,16 @@ class Repository:
         return self._models
 
     def entries(self) -> dict[str, RepositoryEntry]:
-        """Return what there is now, by name."""
-        found = {} if self._folder is None else {entry.name: entry for path in sorted(self._folder.iterdir()) for entry in _entries(path)}
-        return found | self._named
+        """Return what there is now, by name.
+
+        Raises:
+            ModelError: if the folder cannot be read.
+        """
+        try:
+            paths = [] if self._folder is None else sorted(self._folder.iterdir())
+        except OSError as error:  # a volume that is gone for a while
+            raise ModelError(f"the folder of models '{self._folder}' cannot be read: {error.strerror}") from None
+        return {entry.name: entry for path in paths for entry in _entries(path)} | self._named
 
     def load_all(self) -> dict[str, str]:
         """Load every model; return why some of the folder could not be.
@@ -137,13 +144,17 @@ class Repository:
 
 
 def _entries(path: Path) -> list[RepositoryEntry]:
-    if path.suffix == ".onnx" and path.is_file():
-        return [RepositoryEntry(path.stem, "1", path)]
-    if not path.is_dir():
-        return []
     try:
-        numbers = [int(inner.name) for inner in path.iterdir() if inner.name.isdecimal() and (inner / "model.onnx").is_file()]
-    except PermissionError as error:  # as of a volume's lost+found; opened as a model it says so, to who starts the server or asks for it
-        return [RepositoryEntry(path.name, "1", Path(error.filename))]
+        if path.suffix == ".onnx" and path.is_file():
+            return [RepositoryEntry(path.stem, "1", path)]
+        inside = path.iterdir() if path.is_dir() else ()
+        numbers = [int(inner.name) for inner in inside if _is_version(inner.name) and (inner / "model.onnx").is_file()]
+    except OSError as error:  # as of a volume's lost+found; opened as a model it says so, to who starts the server or asks for it
+        return [RepositoryEntry(path.name.removesuffix(".onnx"), "1", Path(error.filename))]
     latest = str(max(numbers, default=0))
-    return [RepositoryEntry(path.name, latest, path / latest / "model.onnx")] if numbers and (path / latest).is_dir() else []
+    return [RepositoryEntry(path.name, latest, path / latest / "model.onnx")] if numbers else []
+
+
+def _is_version(name: str) -> bool:
+    """Whether a folder is that of a version: a number as it is written, which neither `03` nor digits of other scripts are."""
+    return name.isdecimal() and str(int(name)) == name

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from bbgrap.errors import ModelError
 from bbgrap.graph.onnx_read import read_model
 from bbgrap.serving.repository import Repository
 from tests.serving.clients import Grpc
@@ -29,6 +30,38 @@ def test_folders_that_cannot_be_read_keep_nothing_else_from_being_served(tmp_pat
     repository = Repository({}, tmp_path, lambda entry: read_model(entry.path))
     assert repository.load_all().keys() == {"lost+found"}
     assert repository.models.keys() == {"rows"}
+
+
+def test_links_that_may_not_be_followed_keep_nothing_else_from_being_served(tmp_path, monkeypatch):
+    """As into another user's home."""
+    write_rows(tmp_path / "rows.onnx")
+    (tmp_path / "private.onnx").symlink_to("/nowhere")
+    looked = Path.is_file
+
+    def refused(path):
+        if path.name == "private.onnx":
+            raise PermissionError(13, "Permission denied", str(path))
+        return looked(path)
+
+    monkeypatch.setattr(Path, "is_file", refused)
+    repository = Repository({}, tmp_path, lambda entry: read_model(entry.path))
+    assert repository.load_all().keys() == {"private"}
+    assert repository.models.keys() == {"rows"}
+
+
+def test_a_folder_that_is_gone_is_named(tmp_path):
+    repository = Repository({}, tmp_path / "models", lambda entry: read_model(entry.path))
+    for ask in (repository.index, repository.load_all, lambda: repository.load("rows"), lambda: repository.unload("rows")):
+        with pytest.raises(ModelError, match=r"folder of models '.*models' cannot be read: No such file or directory"):
+            ask()
+
+
+@pytest.mark.parametrize("other", ["03", "\u0664", "v5", "nine"])
+def test_what_is_no_version_hides_none(tmp_path, other):
+    for version in ("1", "2", other):
+        write_rows(tmp_path / "rows" / version / "model.onnx")
+    (entry,) = Repository({}, tmp_path, lambda entry: read_model(entry.path)).entries().values()
+    assert (entry.name, entry.version) == ("rows", "2")
 
 
 def listing(http, **said):
