@@ -10,6 +10,7 @@ import typer
 from bbgrap.cli.completion import keys
 from bbgrap.cli.options import Coordinator, Insecure, Json, TokenFile
 from bbgrap.cli.output import print_json, print_result, print_table, say
+from bbgrap.errors import UsageError
 
 if TYPE_CHECKING:
     from bbgrap.protocol.key_messages import KeyStatus
@@ -42,6 +43,8 @@ def create(
     from bbgrap.cli.clusters import open_cluster
 
     seconds = _seconds(lasts, "--lasts") if lasts else 0.0
+    if lasts and not seconds:  # to a coordinator that is for ever
+        raise UsageError(f"--lasts: expected more than 0s, got '{lasts}'")
     with open_cluster(coordinator, token_file=token_file, insecure=insecure) as cluster:
         text = cluster.create_token(name, role, seconds)
     print_result(text)
@@ -115,8 +118,6 @@ def rotate(
 
 
 def _seconds(text: str, option: str) -> float:
-    from bbgrap.errors import UsageError
-
     number, unit = text[:-1], text[-1:]
     try:
         seconds = float(number) * _UNITS[unit]

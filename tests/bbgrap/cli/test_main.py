@@ -82,6 +82,7 @@ def test_every_program_says_its_version(program):
         ("nodes", "--coordinator", "tcp://head:seven"),
         ("submit", "zoo:tiny"),
         ("export", "zoo:tiny", "--agents", "2"),
+        ("token", "create", "guest", "--lasts", "0s", "--coordinator", "tcp://127.0.0.1:9"),
     ],
 )
 def test_wrong_usage(run, args):
