@@ -98,6 +98,8 @@ class ModelStore:
         self._arriving: dict[tuple[RoutingId, str], _Arriving] = {}
         self._hashed: dict[str, _Seen] = {}
         self._parts = 0
+        self._is_refusing = False
+        """Whether the latest piece could not be stored."""
 
     def stored(self) -> dict[str, int]:
         """Return the digests and sizes in bytes of complete files."""
@@ -122,6 +124,11 @@ class ModelStore:
         except OSError as error:
             self._drop(key)
             fault, is_busy = f"model: the coordinator cannot store it in '{self.directory}': {error.strerror}", error.errno in NO_ROOM
+            if not self._is_refusing:  # of what is busy clients hear at their deadlines only, and ask every second until then
+                _log.warning("%s", fault)
+            self._is_refusing = True
+        else:
+            self._is_refusing = False
         return ChunkWritten(instruction.identity, chunk.call, chunk.digest, received, complete, fault, gone, is_busy)
 
     def _entry(self, key: tuple[RoutingId, str], size: int) -> _Arriving:
@@ -137,7 +144,8 @@ class ModelStore:
                 self._drop(other)
         free = shutil.disk_usage(self.directory).free - MIN_FREE_BYTES
         if size > free:
-            raise OSError(errno.ENOSPC, f"a file of {size} bytes; there is room for {max(0, free)}")
+            kept = f"beside {MIN_FREE_BYTES >> 20} MiB that stay free"
+            raise OSError(errno.ENOSPC, f"a file of {size} bytes; there is room for {max(0, free)} {kept}")
         if len(self._arriving) >= MAX_ARRIVING:
             oldest = min(self._arriving, key=lambda other: self._arriving[other].heard)
             if now - self._arriving[oldest].heard < IDLE_S:

@@ -193,7 +193,7 @@ def test_room_on_the_disk_and_uploads_are_bounded(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(("number", "is_busy"), [(errno.ENOSPC, True), (errno.EDQUOT, True), (errno.EACCES, False), (errno.EIO, False)])
-def test_a_full_disk_is_a_reason_to_come_again(tmp_path, monkeypatch, number, is_busy):
+def test_a_full_disk_is_a_reason_to_come_again_and_logged_once(tmp_path, monkeypatch, caplog, number, is_busy):
     def fails(*_):
         raise OSError(number, os.strerror(number))
 
@@ -202,5 +202,7 @@ def test_a_full_disk_is_a_reason_to_come_again(tmp_path, monkeypatch, number, is
     monkeypatch.setattr(ModelStore, "_append", fails)
     done = write(store, 4, b"4")
     assert (done.is_busy, done.fault.rpartition(": ")[2]) == (is_busy, os.strerror(number))
+    write(store, 0, b"0")
+    assert caplog.messages == [done.fault]
     monkeypatch.undo()
     assert write(store, 0, CONTENT).complete
