@@ -109,12 +109,16 @@ class Gateway:
                 self._note_away(f"the coordinator at {self.connection.address} does not answer")
             try:
                 self.nodes = len((await asking).nodes)
+                if self._away:
+                    _log.warning("requests are taken again")
                 self._away_since, self._away = None, ""
             except (BbgrapError, CallFailedError, StoppedError, TimeoutError) as error:
                 self._note_away(str(error) or f"the coordinator at {self.connection.address} does not answer")
             await asyncio.sleep(_LOOK_EVERY_S)
 
     def _note_away(self, why: str) -> None:
+        if why != self._away and not self.is_draining:
+            _log.warning("requests are refused: %s", why)
         self._away_since = self._away_since or time.monotonic()
         self._away = why
 

@@ -144,3 +144,5 @@ def test_while_the_coordinator_is_away_requests_are_sent_elsewhere(models, tmp_p
         own.start_coordinator()
         await_(lambda: http.json("GET", "/v2/health/ready")[0] == 200)
         assert http.run("rows", X)["y"].shape == (2, 4)
+        said = server.log.read_text()
+        assert 0 < said.index("requests are refused: ") < said.index("requests are taken again")
