@@ -50,13 +50,16 @@ def hear_all(connection: socket.socket) -> None:
 def _program(family: socket.AddressFamily, hosts: Collection[str]) -> Iterator[bytes]:
     """Yield instructions: per host as many comparisons as its address has words, of which the first that differs leads to the next host."""
     for host in sorted(hosts):
+        of = socket.AF_INET6 if ":" in host else socket.AF_INET
         try:
-            address = socket.inet_pton(family, host.partition("%")[0])
-        except OSError:  # of the other family
+            address = socket.inet_pton(of, host.partition("%")[0])
+        except OSError:  # none
+            continue
+        if family is socket.AF_INET and of is not family:  # the other way round: a listener may take both
             continue
         words = struct.unpack(f">{len(address) // 4}I", address)
         for number, word in enumerate(words):
-            yield _instruction(_LOAD_WORD, _NETWORK_HEADER + _SOURCE[family] + 4 * number)
+            yield _instruction(_LOAD_WORD, _NETWORK_HEADER + _SOURCE[of] + 4 * number)
             yield _instruction(_JUMP_IF_EQUAL, word, otherwise=2 * (len(words) - number) - 1)
         yield _instruction(_RETURN, _PASS)
     yield _instruction(_RETURN, _DROP)

@@ -353,7 +353,7 @@ def _tell_of_pieces(caller: _Caller) -> None:
 
 
 def listen_at(bind: str) -> socket.socket:
-    """Return a socket that listens on `tcp://HOST:PORT`, without waiting in `accept`.
+    """Return a socket that listens on `tcp://HOST:PORT`, without waiting in `accept`; at `[::]` it takes IPv4, too, as control does.
 
     Raises:
         UsageError: if the address cannot be listened on.
@@ -362,8 +362,9 @@ def listen_at(bind: str) -> socket.socket:
     host = "" if host == "*" else host.strip("[]")
     if not port.isdigit() or int(port) > 65535:
         raise UsageError(f"data address {bind}: expected tcp://HOST:PORT; choose another port with --data-port")
+    family, both = socket.AF_INET6 if ":" in host else socket.AF_INET, host == "::" and socket.has_dualstack_ipv6()
     try:
-        listener = socket.create_server((host, int(port)), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+        listener = socket.create_server((host, int(port)), family=family, dualstack_ipv6=both)
     except OSError as error:
         raise BbgrapError(f"data address {bind}: {error.strerror}; choose another port with --data-port") from error
     listener.setblocking(False)

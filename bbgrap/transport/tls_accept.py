@@ -162,7 +162,8 @@ class Acceptor:
                 break
             except OSError:  # no descriptors left, or it is gone already
                 break
-            all_heard = self._begin(connection, str(address[0])) and all_heard
+            # What listens everywhere gives addresses of IPv4 so.
+            all_heard = self._begin(connection, str(address[0]).removeprefix("::ffff:")) and all_heard
         time.sleep(_PAUSE_S if all_heard or self._can_shut_out else _CROWD_PAUSE_S)
 
     def _shut_out_strangers(self, now: float) -> None:

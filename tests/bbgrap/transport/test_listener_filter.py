@@ -4,7 +4,9 @@ import socket
 
 import pytest
 
+from bbgrap.errors import BbgrapError
 from bbgrap.transport.listener_filter import hear_all, hear_only
+from bbgrap.transport.tcp import listen_at
 
 MANY = [f"10.0.{a}.{b}" for a in range(3) for b in range(1, 251)]
 
@@ -78,6 +80,21 @@ def test_addresses_of_ip_6_are_compared_as_a_whole():
         assert not reaches(place)
         assert hear_only(listener, ("::2", "::1"))
         assert reaches(place)
+
+
+def test_what_listens_everywhere_takes_both_kinds_of_addresses_and_filters_both():
+    try:
+        listener = listen_at("tcp://[::]:0")
+    except BbgrapError:
+        pytest.skip("no IPv6 here")
+    with listener:
+        port = listener.getsockname()[1]
+        assert reaches(("127.0.0.1", port))
+        if not hear_only(listener, ("127.0.0.1",)):
+            pytest.skip("the system does not let this process filter (some want CAP_NET_ADMIN)")
+        assert (reaches(("127.0.0.1", port)), reaches(("127.0.0.1", port), "127.0.0.3"), reaches(("::1", port))) == (True, False, False)
+        assert hear_only(listener, ("::1",))
+        assert (reaches(("127.0.0.1", port)), reaches(("::1", port))) == (False, True)
 
 
 def test_too_many_hosts_are_no_filter(listener):
