@@ -215,7 +215,7 @@ def _made(folder: Path) -> Path:
         with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as error:
-        raise BbgrapError(f"cache folder {folder}: {error.strerror}; choose another with --cache-dir") from error
+        raise BbgrapError(f"cache folder {folder}: {error.strerror}; choose another with --cache-dir or BBGRAP_CACHE_DIR") from error
     return folder
 
 

@@ -96,5 +96,7 @@ def materialize(name: str, cache_dir: Path | None = None) -> Path:
                 if not path.exists():  # of one that is replaced sessions may have been made
                     draft.replace(path)
         except OSError as error:
-            raise ModelError(f"zoo: '{path}' cannot be written: {error.strerror or error}") from None
+            raise ModelError(
+                f"zoo: '{path}' cannot be written: {error.strerror or error}; choose another folder by XDG_CACHE_HOME"
+            ) from None
     return path

@@ -36,7 +36,7 @@ def test_what_may_pass_ends_it_so_that_units_start_it_again(command, tmp_path):
     no_folder = ended(command("--name", "a", "--cache-dir", str(tmp_path / "file" / "cache")))
     assert [(done.returncode, done.stderr.rpartition("; ")[2].strip()) for done in (in_use, no_folder)] == [
         (1, "choose another port with --data-port"),
-        (1, "choose another with --cache-dir"),
+        (1, "choose another with --cache-dir or BBGRAP_CACHE_DIR"),
     ]
 
 
