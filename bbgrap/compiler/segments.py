@@ -172,8 +172,11 @@ class _Writer:
             results.append(outputs[0])
             self.nodes.append(Node(name, local.op, tuple(operands), outputs, local.attributes, local.domain))
         for captured in source.captured:
+            kind = self.graph.types[captured]
             if captured in self.graph.weights:
                 self.weights[captured] = self.graph.weights[captured]
+            elif kind.shape is not None and 0 in kind.shape:  # no buffer: nobody sends what has no elements
+                self.weights[captured] = make_weight(captured, np.empty(kind.shape, kind.dtype.numpy))
 
     def _outputs(self, source: Node, op: Apply) -> tuple[str, ...]:
         written = iter(op.writes)

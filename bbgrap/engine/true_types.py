@@ -22,7 +22,7 @@ import onnxruntime as ort
 from bbgrap.engine.cache_shapes import CACHING, cached_shapes
 from bbgrap.engine.sessions import declared_type, open_session, session_options
 from bbgrap.errors import ModelError
-from bbgrap.graph.lower import unique_name
+from bbgrap.graph.lower import empty_to_constant, unique_name
 from bbgrap.graph.onnx_io import OnnxModel, to_graph, weights_of, write_graph
 from bbgrap.graph.onnx_types import UNKNOWN
 from bbgrap.graph.types import STORABLE, Attribute, DType, Graph, Node, TensorType, Weight
@@ -68,7 +68,7 @@ def typed_graph(model: OnnxModel, *, hides_sizes: bool = False, known: Mapping[s
         asked.update(unknown)
         found = _declared_by_runtime(graph, seen, unknown) if unknown else {}
         if not found:
-            return plain_slopes(graph)
+            return empty_to_constant(plain_slopes(graph))
         declared |= found
 
 

@@ -4,10 +4,11 @@
   graph output to a graph output, or where the body of a control-flow node reads one of its ends by name.
 - Operands that are packed are spread out (`packed`).
 - `Split` becomes one `Slice` per output: each is a plain copy, so the parts can be computed, and placed, apart.
-- A value without elements is a constant: its readers read an empty weight, so nobody computes or sends it.
 - Nodes that no output depends on go, and with them the weights and types that nothing mentions.
 - Optional outputs that nobody reads are left out: exporters name all outputs of an LSTM, whatever the model uses.
 - A graph output that is a weight gets an `Identity`: every output is then a graph input or the output of a node.
+
+Once shapes are known for sure, `empty_to_constant` does one more: a value without elements is a constant, so nobody computes or sends it.
 """
 
 from __future__ import annotations
@@ -42,7 +43,11 @@ _DROPOUT_WITH_MODE = 12
 def lower(graph: Graph) -> Graph:
     """Apply every rewriting of this module once, in the order of its list."""
     apart = split_to_slices(scales_in_rows(unpack_queries(remove_wires(graph))))
-    return name_constant_outputs(remove_dead(drop_unread_outputs(remove_dead(empty_to_constant(apart)))))
+    return name_constant_outputs(_without_unread(apart))
+
+
+def _without_unread(graph: Graph) -> Graph:
+    return remove_dead(drop_unread_outputs(remove_dead(graph)))
 
 
 def remove_wires(graph: Graph) -> Graph:
@@ -77,20 +82,22 @@ def split_to_slices(graph: Graph) -> Graph:
 
 
 def empty_to_constant(graph: Graph) -> Graph:
-    """Let every reader of a value that is known to have no elements read an empty weight instead; control flow keeps its names."""
-    pinned = {name for node in graph.nodes for name in node.captured}
+    """Let every reader of a value that is known to have no elements read an empty weight instead, but for bodies, which keep its name.
+
+    Only where shapes are those that a run makes: of what is left out nobody finds out that it makes others.
+    """
     weights: dict[str, Weight] = {}
     stand_in: dict[str, str] = {}
     for name in graph.consumers:
         kind = graph.types[name]
-        if kind.shape is not None and 0 in kind.shape and kind.dtype in STORABLE and name not in graph.weights and name not in pinned:
+        if kind.shape is not None and 0 in kind.shape and kind.dtype in STORABLE and name not in graph.weights:
             stand_in[name] = unique_name(f"{name}.empty", graph.types)
             weights[stand_in[name]] = make_weight(stand_in[name], np.empty(kind.shape, kind.dtype.numpy))
     if not weights:
         return graph
     nodes = tuple(replace(node, inputs=tuple(stand_in.get(name, name) for name in node.inputs)) for node in graph.nodes)
     types = {**graph.types, **{name: weight.type for name, weight in weights.items()}}
-    return replace(graph, nodes=nodes, weights={**graph.weights, **weights}, types=types)
+    return _without_unread(replace(graph, nodes=nodes, weights={**graph.weights, **weights}, types=types))
 
 
 def drop_unread_outputs(graph: Graph) -> Graph:

@@ -162,6 +162,30 @@ def test_control_flow_agrees_with_onnxruntime(make: Callable[[], onnx.ModelProto
     assert graph.types["y"].shape == tuple(MAP) or whole & {"If", "Loop"}  # of these, nobody knows shapes before the run
 
 
+def test_bodies_read_what_has_no_elements(tmp_path: Path) -> None:
+    """No image: what a loop begins with and its body reads is empty, and so is what no branch makes."""
+    body = helper.make_graph(
+        [node("Add", "s a", "so"), node("Identity", "ci", "co")],
+        "body",
+        [value("i", I64, []), value("ci", B, []), helper.make_tensor_value_info("s", F, ["N", 4, "H", "W"])],
+        [value("co", B, []), untyped("so")],
+    )
+    branches = [helper.make_graph([node(op, "x", f"{op}x")], op, [], [untyped(f"{op}x")]) for op in ("Neg", "Abs")]
+    nodes = [
+        conv("x", "a"),
+        node("Loop", "n true a", "b", body=body),
+        node("ReduceSum", "b", "sum", keepdims=0),
+        node("Greater", "sum zero", "positive"),
+        node("If", "positive", "c", then_branch=branches[0], else_branch=branches[1]),
+        node("Add", "b c", "d"),
+        conv("d", "y"),
+    ]
+    weights = {"w": normal(7, 4, 4, 3, 3), "n": np.int64(2), "true": np.array(True), "zero": np.float32(0)}
+    onnx.save(model(nodes, weights, free=True), tmp_path / "model.onnx")
+    for images in (0, 2):
+        compared(tmp_path / "model.onnx", {"x": normal(8, images, 4, 8, 8)})
+
+
 def test_the_branch_follows_the_shape(tmp_path: Path) -> None:
     path = tmp_path / "model.onnx"
     onnx.save(decided_by_a_shape(), path)

@@ -158,6 +158,13 @@ def test_shapes_that_depend_on_values_stay_unknown(tmp_path: Path) -> None:
     assert graph.types["y"].shape is None
 
 
+def test_what_follows_of_no_image_has_the_shape_of_a_run(tmp_path: Path) -> None:
+    pool = helper.make_node("MaxPool", ["x"], ["p"], kernel_shape=[2, 2], strides=[3, 3], ceil_mode=1)
+    path = save(tmp_path, [pool, helper.make_node("Relu", ["p"], ["y"])], [-1, 1, 9, 9])
+    for images in (0, 2):
+        assert load_graph(path, {"x": (images, 1, 9, 9)}).types["y"].shape == (images, 1, 3, 3)
+
+
 @pytest.mark.parametrize("kind", [TensorProto.FLOAT16, TensorProto.DOUBLE, TensorProto.UINT8])
 def test_shapes_are_known_whatever_the_numbers(kind: int, tmp_path: Path) -> None:
     nodes = [
