@@ -113,7 +113,7 @@ def fold(model: OnnxModel) -> OnnxModel:
     level = ort.GraphOptimizationLevel.ORT_ENABLE_ALL if quantized else ort.GraphOptimizationLevel.ORT_ENABLE_BASIC
     folded = optimized(*model.detached(), level, model.name, without=FLOAT_FUSIONS if quantized else ())
     added = {op for op in folded.operators - model.operators if op[0]}
-    if (added and not quantized) or not _loads_again(folded):
+    if (added and not quantized) or not loads_again(folded):
         return model
     if any(array.dtype == np.float16 for array in model.weights.values()):
         # Without kernels for float16, onnxruntime computes in float32 behind casts, which it adds when constants have been folded.
@@ -121,7 +121,7 @@ def fold(model: OnnxModel) -> OnnxModel:
     return folded
 
 
-def _loads_again(folded: OnnxModel) -> bool:
+def loads_again(folded: OnnxModel) -> bool:
     """Tell whether onnxruntime takes what it has made: with bodies it may name a cast inside like one outside, and refuse that."""
     if not any(("", op) in folded.operators for op in _WITH_BODIES):
         return True

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import onnxruntime as ort
 
-from bbgrap.engine.load import folded, load_graph, optimized
+from bbgrap.engine.load import folded, load_graph, loads_again, optimized
 from bbgrap.engine.sessions import JOINS_AXES
 from bbgrap.engine.true_types import typed_graph
 from bbgrap.errors import ModelError
@@ -67,14 +67,13 @@ class ReloadedModel:
         with as_model_error(f"model '{self._model.name}'"):
             model, weights = self._folded(shapes)
             given = with_open_axes(with_input_shapes(model, shapes), self.declared, open_axes)
-            small = optimized(with_weights_as_inputs(given), {}, ort.GraphOptimizationLevel.ORT_ENABLE_BASIC, given.name)
+            small = _small(given)
             return typed_graph(with_input_shapes(with_inputs_as_weights(small, given), shapes), known=weights)
 
     def _with_sizes(self, shapes: Mapping[str, tuple[int, ...]]) -> Graph:
         model, weights = self._folded(shapes)
         given = with_input_shapes(model, shapes)
-        small = optimized(with_weights_as_inputs(given), {}, ort.GraphOptimizationLevel.ORT_ENABLE_BASIC, given.name, (JOINS_AXES,))
-        graph = typed_graph(with_inputs_as_weights(small, given), known=weights)
+        graph = typed_graph(with_inputs_as_weights(_small(given, JOINS_AXES), given), known=weights)
         return replace(graph, nodes=_in_order(graph, model.places), moving=moving_axes(self._sizes, graph))
 
     def _folded(self, shapes: Mapping[str, tuple[int, ...]]) -> tuple[OnnxModel, Mapping[str, Weight]]:
@@ -87,6 +86,18 @@ class ReloadedModel:
     @cached_property
     def _sizes(self) -> Sizes:
         return fixed_sizes(self._model)  # as `load_graph` asks it: equal segments of the first shape and of others are to be found equal
+
+
+def _small(given: OnnxModel, *without: str) -> OnnxModel:
+    """Return what onnxruntime makes of a model with concrete input shapes, its large weights left out.
+
+    Raises:
+        ModelError: if onnxruntime does not take what it has made.
+    """
+    made = optimized(with_weights_as_inputs(given), {}, ort.GraphOptimizationLevel.ORT_ENABLE_BASIC, given.name, without)
+    if not loads_again(made):
+        raise ModelError(f"model '{given.name}': onnxruntime refuses what it has made of it for these shapes")
+    return made
 
 
 def _in_order(graph: Graph, order: Mapping[str, int]) -> tuple[Node, ...]:
