@@ -286,8 +286,12 @@ class ServedPlan:
 
     @property
     def open_variants(self) -> list[Variant]:
-        """The variants that take requests now."""
-        return [variant for variant in self.variants if variant.takes_requests] if not self.quarantine else []
+        """The variants that take requests now; of a stream the newest over the same agents, which would have two queues otherwise."""
+        ready = [variant for variant in self.variants if variant.takes_requests] if not self.quarantine else []
+        if not self.is_stream or len(ready) < 2:
+            return ready
+        newest = {frozenset(variant.parts): variant for variant in sorted(ready, key=lambda variant: variant.job)}
+        return [variant for variant in ready if newest[frozenset(variant.parts)] is variant]
 
     @property
     def serving(self) -> list[Variant]:

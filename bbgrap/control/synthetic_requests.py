@@ -16,7 +16,7 @@ from bbgrap.control.loading import OVERDUE_S, Loading
 from bbgrap.control.planning import Planning
 from bbgrap.control.plans import ServedPlan, Variant
 from bbgrap.control.stalls import USUAL, is_unusual, state_on_its_way_s
-from bbgrap.control.variants import PROBE_WITHIN_S, TIMING_S, Timing
+from bbgrap.control.variants import PROBE_WITHIN_S, TIMING_S, LeastFinishTime, Timing
 from bbgrap.planners.registry import AUTO
 from bbgrap.protocol.tensors import synthetic_inputs
 
@@ -160,8 +160,8 @@ class SyntheticRequests:
         plan.timed = plan.latest
         chooses = plan.options is not None and plan.options.planner == AUTO and not plan.is_stream
         contenders = plan.open_variants if chooses else [variant for variant in newest if variant.takes_requests]
-        if plan.is_stream:
-            plan.policy.begin({variant.epoch: variant.planned.predicted_s for variant in contenders})
+        if isinstance(plan.policy, LeastFinishTime):
+            plan.policy.expect({variant.epoch: variant.planned.predicted_s for variant in contenders})
             text = f"{', '.join(repr(variant.name) for variant in contenders)} of {plan.called} serve"
             return [*self._serve(plan), Log(text, event="serves", model=plan.model, epoch=plan.number)]
         if len(contenders) == 1:

@@ -35,6 +35,8 @@ GAIN = 0.05
 
 SMOOTHING = 0.25
 """Weight of the newest service time in the running mean: it follows a change within about eight requests."""
+STALE = 100.0
+"""After so many times its service time without a request a variant of a stream is tried anew: what has made it slow may be gone."""
 
 
 @dataclass(slots=True)
@@ -224,6 +226,7 @@ class LeastFinishTime:
     def __init__(self) -> None:
         """Start without any times: every variant is tried."""
         self.medians: dict[int, float] = {}
+        self._predicted: Mapping[int, float] = {}
         self._ended: dict[int, float] = {}
 
     def add(self, epoch: int) -> None:
@@ -240,6 +243,10 @@ class LeastFinishTime:
         """Start from measured times."""
         self.medians = dict(medians)
 
+    def expect(self, predicted: Mapping[int, float]) -> None:
+        """Go by predicted times until there are measured ones, in seconds by epoch."""
+        self._predicted = predicted
+
     def choose(self, queues: Sequence[InFlightQueue], now: float) -> InFlightQueue | None:
         """Return the variant that is predicted to end one more request first; if it is full, an idle one, or none.
 
@@ -255,7 +262,7 @@ class LeastFinishTime:
         """Learn how long the variant works on a request."""
         del alone
         seconds = now - max(started, self._ended.get(queue.epoch, started))
-        known = self.medians.get(queue.epoch, seconds)
+        known = seconds if self._is_stale(queue.epoch, started) else self.medians.get(queue.epoch, seconds)
         self.medians[queue.epoch] = known + SMOOTHING * (seconds - known)
         self._ended[queue.epoch] = now
         return False
@@ -265,11 +272,15 @@ class LeastFinishTime:
         self.medians.pop(epoch, None)
         self._ended.pop(epoch, None)
 
+    def _is_stale(self, epoch: int, now: float) -> bool:
+        """Whether a variant has done nothing for so long that its time is not known any more."""
+        return now - self._ended.get(epoch, now) > STALE * self.medians.get(epoch, 0.0)
+
     def _ends(self, queue: InFlightQueue, now: float) -> float:
         """Return in how many seconds one more request would end."""
-        service = self.medians.get(queue.epoch, 0.0)
+        service = self.medians.get(queue.epoch, self._predicted.get(queue.epoch, 0.0))
         if not queue.running:
-            return service
+            return 0.0 if self._is_stale(queue.epoch, now) else service
         began = max(min(queue.running.values()), self._ended.get(queue.epoch, float("-inf")))
         return max(0.0, service - (now - began)) + len(queue.running) * service
 

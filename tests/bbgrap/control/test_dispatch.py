@@ -194,8 +194,20 @@ def test_a_stream_over_many_nodes_is_served_as_soon_as_they_have_loaded_it():
             wire.pass_time(0.1)
     (plan,) = wire.coordinator.planning.plans.values()
     assert len(plan.serving) == 8
-    assert plan.policy.medians == {variant.epoch: variant.planned.predicted_s for variant in plan.variants}
+    assert plan.policy.medians == {}
     assert len({start.request for start in synthetic}) == 1, "only the standby proves that the model ends"
+
+
+def test_a_node_whose_stream_is_planned_anew_has_one_queue():
+    wire = ready_wire("a", options=STREAM)
+    wire.add_agent("b")
+    wire.wait(5.0)
+    prepared(wire)
+    (plan,) = wire.coordinator.planning.plans.values()
+    assert len(plan.variants) == 3, "the older one of 'a' is for when 'b' goes"
+    flood(wire, 10)
+    nodes = [tuple(peer.name for peer in wire.parts[start.epoch]) for start in wire.started.values()]
+    assert sorted(nodes) == [("a",), ("a",), ("b",), ("b",)]
 
 
 def test_a_full_queue_says_that_it_is_busy():

@@ -180,6 +180,30 @@ def test_a_single_request_takes_the_fastest_variant():
     assert counts == [0, 50]
 
 
+def test_until_something_is_measured_a_stream_goes_by_what_is_predicted():
+    policy, queues = LeastFinishTime(), [InFlightQueue(0, 2), InFlightQueue(1, 2)]
+    policy.expect({0: 3.0, 1: 1.0})
+    assert policy.choose(queues, 0.0) is queues[1]
+    assert policy.medians == {}
+    policy.done(queues[1], 0.0, 9.0, alone=False)
+    assert policy.medians == {1: 9.0}
+    assert policy.choose(queues, 9.0) is queues[0]
+
+
+def test_a_variant_that_was_slow_once_is_tried_again():
+    """A node that another program had kept busy got no request of a stream any more."""
+    policy, queues = LeastFinishTime(), [InFlightQueue(0, 2), InFlightQueue(1, 2)]
+    policy.begin({0: 1.0, 1: 1.0})
+    policy.done(queues[0], 0.0, 10.0, alone=False)
+    policy.done(queues[0], 10.0, 20.0, alone=False)
+    slow = policy.medians[0]
+    assert policy.choose(queues, 20.0 + 50 * slow) is queues[1]
+    later = 21.0 + 100 * slow
+    assert policy.choose(queues, later) is queues[0]
+    policy.done(queues[0], later, later + 1.0, alone=False)
+    assert policy.medians[0] == pytest.approx(1.0)
+
+
 def test_a_variant_that_becomes_slow_gets_less():
     policy, queues = LeastFinishTime(), [InFlightQueue(0, 2), InFlightQueue(1, 2)]
     policy.begin({0: 1.0, 1: 1.0})
