@@ -102,7 +102,7 @@ def _first_wrong(graph: Graph, seen: Mapping[str, TensorType], shapes: _Shapes) 
         if any(graph.types[name].shape is None for name in names) or not _is_doubted(graph, node):
             continue
         is_caching = node.op in CACHING
-        made = _true_shapes(graph, node, shapes)
+        made = None if _reduces_nothing(graph, node) else _true_shapes(graph, node, shapes)
         if made is None and seen.keys() >= set(names):
             continue
         if made is None or tuple(made) != tuple(graph.types[name].shape for name in names):
@@ -132,7 +132,13 @@ def _is_doubted(graph: Graph, node: Node) -> bool:
             # sizes that are given are made, unless the ratio is to be kept
             return not any(node.inputs[3:4]) or node.attributes.get("keep_aspect_ratio_policy", "stretch") != "stretch"
         case op:
-            return op in DOUBTED or (op in CACHING and any(node.outputs[1:]))
+            return op in DOUBTED or _reduces_nothing(graph, node) or (op in CACHING and any(node.outputs[1:]))
+
+
+def _reduces_nothing(graph: Graph, node: Node) -> bool:
+    """Whether a node reduces a value without elements: there onnxruntime does not understand negative axes, and keeps others."""
+    reduces = node.op.startswith(("Reduce", "Arg")) and not node.domain
+    return reduces and 0 in (graph.types[node.inputs[0]].shape or ())
 
 
 def _declared_by_runtime(graph: Graph, seen: Mapping[str, TensorType], unknown: list[str]) -> dict[str, TensorType]:

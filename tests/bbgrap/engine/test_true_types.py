@@ -165,6 +165,19 @@ def test_what_follows_of_no_image_has_the_shape_of_a_run(tmp_path: Path) -> None
         assert load_graph(path, {"x": (images, 1, 9, 9)}).types["y"].shape == (images, 1, 3, 3)
 
 
+@pytest.mark.parametrize(("op", "axes"), [("ReduceMean", [-3]), ("ReduceMax", [0, -2]), ("ReduceSum", [0, -2]), ("ReduceL2", [-1])])
+def test_what_is_made_of_nothing_agrees_in_pieces(op: str, axes: list[int], tmp_path: Path) -> None:
+    node = helper.make_node(op, ["x", "axes"], ["p"], keepdims=0)
+    path = save(tmp_path, [node, helper.make_node("Relu", ["p"], ["y"])], [-1, 6, 8], {"axes": np.array(axes)})
+    x = np.zeros((0, 6, 8), np.float32)
+    (want,) = make_session(path, threads=1).run(None, {"x": x})
+    graph = load_graph(path, {"x": x.shape})
+    for options in OPTIONS:
+        artifacts = export(compile_graph(graph, Cluster.even(3), options)[0].optimized)
+        (got,) = simulate(artifacts, [x], local_kernels(artifacts))
+        assert same(got, want), f"{op}, {options.planner}, {options.split}"
+
+
 @pytest.mark.parametrize("kind", [TensorProto.FLOAT16, TensorProto.DOUBLE, TensorProto.UINT8])
 def test_shapes_are_known_whatever_the_numbers(kind: int, tmp_path: Path) -> None:
     nodes = [
