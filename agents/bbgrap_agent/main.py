@@ -17,13 +17,12 @@ from bbgrap.observing.logs import LogFormat, name_node, write_logs
 from bbgrap.protocol.addresses import host_of
 from bbgrap.settings.options import SettingsCommand
 from bbgrap.settings.version import Version
+from bbgrap.stop_signals import stop_signals
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from bbgrap_agent.own_address import AddressWatch
-
-_STOPS = (signal.SIGTERM, signal.SIGINT)
 
 _log = logging.getLogger("bbgrap.agent")
 
@@ -141,7 +140,7 @@ def _work(
         agents[0].stop(reason)
 
     # From the start: this may wait for a coordinator for long, and the first process of a container ignores what it has no handler for.
-    for number in _STOPS:
+    for number in stop_signals():
         signal.signal(number, lambda received, _: stop(signal.Signals(received).name))
     if until_eof:
         exit_with_parent(lambda: stop("its parent ended"))

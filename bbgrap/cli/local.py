@@ -9,6 +9,7 @@ import typer
 from bbgrap.cli.options import MAX_AGENTS, Threads
 from bbgrap.cli.output import print_result, say, step
 from bbgrap.errors import ClusterUnavailableError
+from bbgrap.stop_signals import stop_signals
 
 if TYPE_CHECKING:
     from bbgrap.local import LocalCluster
@@ -34,7 +35,7 @@ def local(
     def stop(*_: object) -> None:
         raise KeyboardInterrupt
 
-    for number in (signal.SIGINT, signal.SIGTERM):  # a shell starts what it puts aside with interrupts ignored
+    for number in stop_signals():  # a shell starts what it puts aside with interrupts ignored
         signal.signal(number, stop)
     with step(f"starting a coordinator and {agents} agent{'s' * (agents != 1)}"):
         cluster = LocalCluster(agents, threads, port=port)

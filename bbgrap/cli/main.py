@@ -43,6 +43,7 @@ from bbgrap.cli.output import report_error, say
 from bbgrap.errors import BbgrapError
 from bbgrap.settings.options import SettingsGroup, take_files
 from bbgrap.settings.version import Version
+from bbgrap.stop_signals import stop_signals
 
 
 class _Group(SettingsGroup):
@@ -145,9 +146,8 @@ def run() -> None:
     """Start the command line; what stdout's encoding does not have is written as its number."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
-    for name in ("SIGTERM", "SIGHUP"):  # the second of them not on every system; `nohup` has it ignored
-        number = getattr(signal, name, None)
-        if number is not None and signal.getsignal(number) is signal.SIG_DFL:
+    for number in stop_signals():
+        if signal.getsignal(number) is signal.SIG_DFL:
             signal.signal(number, _end)
     with whole_words():
         app(prog_name="bbgrap")

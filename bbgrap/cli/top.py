@@ -12,6 +12,7 @@ import typer
 from bbgrap.cli.options import Coordinator, Insecure, TokenFile
 from bbgrap.cli.output import columns, print_result
 from bbgrap.errors import ClusterUnavailableError, UsageError
+from bbgrap.stop_signals import stop_signals
 
 if TYPE_CHECKING:
     from bbgrap.protocol.status_messages import Status
@@ -84,7 +85,7 @@ def top(
             signal.signal(number, signal.default_int_handler)  # who asks again is not made to wait
 
         # Not by an exception: where it came up, it could be lost. The terminal is left as it was.
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in stop_signals():
             signal.signal(number, end)
         _watch(_Looks(cluster, token_file, insecure), every, ended)
 

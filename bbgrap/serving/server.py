@@ -1,4 +1,4 @@
-"""The server's life: it listens, loads its models, serves, and at SIGTERM or SIGINT answers what it has and refuses the rest."""
+"""The server's life: it listens, loads its models, serves, and when it is told to stop answers what it has and refuses the rest."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from bbgrap.serving.gateway import Gateway, ended
 from bbgrap.serving.host_check import HostCheck
 from bbgrap.serving.http import make_app
 from bbgrap.session.stops import StoppedError
+from bbgrap.stop_signals import stop_signals
 
 _GRACE_S = 30.0
 """How long a server that is told to stop goes on with what runs."""
@@ -147,7 +148,7 @@ async def serve(
     names: Collection[str] = (),
     own_names: Collection[str] = (),
 ) -> None:
-    """Serve until SIGTERM or SIGINT; a second one ends at once.
+    """Serve until a signal asks it to stop; a second one ends at once.
 
     Args:
         gateway: What is served.
@@ -235,7 +236,7 @@ async def _drain(gateway: Gateway) -> None:
 @contextmanager
 def _stopping(stop: asyncio.Event, loop: asyncio.AbstractEventLoop) -> Iterator[None]:
     """Set the event at the first signal; the second one has its usual effect."""
-    numbers = (signal.SIGTERM, signal.SIGINT)
+    numbers = stop_signals()
 
     def handle(*_: object) -> None:
         for number in numbers:

@@ -22,6 +22,7 @@ from bbgrap.doctor.local_facts import look_up
 from bbgrap.errors import BbgrapError, UsageError
 from bbgrap.protocol.addresses import host_of
 from bbgrap.protocol.version import VERSION
+from bbgrap.stop_signals import stop_signals
 from bbgrap.transport.control_server import ControlServer
 from bbgrap.transport.control_sockets import check_address
 from bbgrap.transport.discovery import announce
@@ -61,7 +62,7 @@ def serve(
     plain: bool = False,
     verify_fraction: float = 0.0,
 ) -> None:
-    """Serve until SIGTERM or SIGINT; `planners` plan models, and a part of the requests, 0 to 1, is verified on other nodes.
+    """Serve until a signal asks it to stop; `planners` plan models, and a part of the requests, 0 to 1, is verified on other nodes.
 
     `insecure`: without keys, for everybody. `plain`: with keys, but tensors travel unencrypted, and frames are believed.
 
@@ -102,7 +103,7 @@ def serve(
         stack.callback(audit.close)
         server = Server(control, plane, machine, models, planners, storage, audit, InputFiles(directory), keys)
         planners.begin(models, folders, server.report)
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in stop_signals():
             signal.signal(number, lambda *_: server.stop())
         if until_eof:
             exit_with_parent(server.stop)

@@ -86,7 +86,7 @@ def test_too_many_are_told_to_come_again_and_the_last_is_answered(cluster, model
 @pytest.mark.parametrize("is_given_up", [True, False])
 def test_told_to_stop_while_it_loads_its_models_a_server_stops_and_never_says_that_it_serves(cluster, is_given_up):
     def load(_):
-        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGHUP if is_given_up else signal.SIGTERM)
         if is_given_up:  # as when loading waits for a plan
             cluster.connection.stops.pause(60)
         await_(lambda: gateway.is_draining and listening.fileno() < 0)

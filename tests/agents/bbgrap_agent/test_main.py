@@ -40,14 +40,15 @@ def test_what_may_pass_ends_it_so_that_units_start_it_again(command, tmp_path):
     ]
 
 
-def test_an_agent_that_waits_for_its_coordinator_says_so_and_can_be_stopped(command, tmp_path):
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_an_agent_that_waits_for_its_coordinator_says_so_and_can_be_stopped(command, tmp_path, number):
     """The first process of a container ignores what it has no handler for."""
     options = command("--name", "a", "--cache-dir", str(tmp_path / "cache"))
     with subprocess.Popen(options, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=ENVIRONMENT) as agent:
         try:
             line = next(line for line in agent.stdout if "insecure" not in line)
             assert "the coordinator at tcp://127.0.0.1:9 does not answer; trying until it does" in line
-            agent.send_signal(signal.SIGTERM)
+            agent.send_signal(number)
             assert agent.wait(10.0) == 0
         finally:
             agent.kill()
