@@ -19,6 +19,8 @@ from bbgrap.protocol.messages import EndMeasuring, LinksMeasured, Measure, Measu
 
 MEASURE_WITHIN_S = 120.0
 """How long an agent may measure itself, or its links."""
+ASK_AGAIN_S = 10.0
+"""When it is asked once more: the question is lost if the agent made its connection anew; who measures already lets it pass."""
 
 MAX_WAITING = 64
 """Calls that wait to be begun; further ones are refused as busy."""
@@ -32,13 +34,14 @@ LONGEST_S = 3600.0
 """Chosen: so often a worker may end that has not the memory to be measured."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Turn:
-    """An agent that measures now, and under which number."""
+    """An agent that measures now, what it was asked, and when it was for the first and for the last time."""
 
     member: Member
-    number: int
+    question: Measure | MeasureLinks
     began: float
+    asked: float
 
 
 @dataclass(slots=True)
@@ -134,7 +137,7 @@ class Profiling:
         """Take how fast an agent works, and go on."""
         running = self._round
         turn = running.working.get(member.identity) if running is not None else None
-        if running is None or turn is None or turn.number != message.measurement:
+        if running is None or turn is None or turn.question.measurement != message.measurement:
             return []
         if message.profile is None:
             running.leave_out(member, f"agent '{member.name}' could not be measured: {message.reason}")
@@ -149,7 +152,7 @@ class Profiling:
         if running is None or running.linking is None:
             return []
         turn, profile = running.linking
-        if turn.member is not member or turn.number != message.measurement:
+        if turn.member is not member or turn.question.measurement != message.measurement:
             return []
         known = replace(profile, links=message.links)
         if message.reason:
@@ -169,14 +172,18 @@ class Profiling:
         return self._go_on(now)
 
     def overdue(self, now: float) -> list[CoordinatorInstruction]:
-        """Go on without agents that take too long."""
+        """Ask again who may not have heard it, and go on without agents that take too long."""
         running = self._round
         if running is None:
             return []
+        again = [turn for turn in running.turns if now - turn.asked > ASK_AGAIN_S]
+        for turn in again:
+            turn.asked = now
+        done: list[CoordinatorInstruction] = [ToAgent(turn.member.identity, turn.question) for turn in again]
         late = [turn.member for turn in running.turns if now - turn.began > MEASURE_WITHIN_S]
         for member in late:
             running.leave_out(member, f"agent '{member.name}' was not measured in {MEASURE_WITHIN_S:.0f} s")
-        return self._go_on(now) if late else []
+        return [*done, *self._go_on(now)] if late else done
 
     def _named(self, name: str) -> list[Member]:
         return [member for member in self.members.alive() if name in {"", member.name}]
@@ -206,15 +213,15 @@ class Profiling:
         """Ask everybody at once; agents that went while the call waited are none of its nodes."""
         members = self._named(message.name) if identity else self._due(now)
         members = [member for member in members if message.again or self._is_unknown(member)]
-        turns = {member.identity: _Turn(member, next(self._numbers), now) for member in members}
+        turns = {member.identity: _Turn(member, Measure(next(self._numbers)), now, now) for member in members}
         self._round = _Round(identity, message.call, turns)
-        return [ToAgent(turn.member.identity, Measure(turn.number)) for turn in turns.values()]
+        return [ToAgent(turn.member.identity, turn.question) for turn in turns.values()]
 
     def _begin_links(self, running: _Round, member: Member, profile: NodeProfile, now: float) -> list[CoordinatorInstruction]:
         """Ask one agent, and let everybody answer its pings."""
-        turn = _Turn(member, next(self._numbers), now)
+        turn = _Turn(member, MeasureLinks(next(self._numbers), self.members.peers_of(member)), now, now)
         running.linking = (turn, profile)
-        return [ToAgent(member.identity, MeasureLinks(turn.number, self.members.peers_of(member)))]
+        return [ToAgent(member.identity, turn.question)]
 
     def _keep(self, running: _Round) -> list[CoordinatorInstruction]:
         """Believe what was measured, now and after a restart."""
@@ -241,7 +248,7 @@ class Profiling:
     def _break_off(self, running: _Round, now: float) -> list[CoordinatorInstruction]:
         """End a round; of nodes whose links have not been measured by then nothing is kept."""
         self._again_at = now + LATER_S
-        ended = [ToAgent(turn.member.identity, EndMeasuring(turn.number)) for turn in running.turns]
+        ended = [ToAgent(turn.member.identity, EndMeasuring(turn.question.measurement)) for turn in running.turns]
         running.working.clear()
         running.unlinked.clear()
         running.linking = None

@@ -2,6 +2,7 @@
 
 import itertools
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -10,7 +11,7 @@ from bbgrap.control import agent_events as ae
 from bbgrap.control.profiling import MAX_WAITING
 from bbgrap.protocol import client_messages as c
 from bbgrap.protocol import messages as m
-from tests.bbgrap.control.wire import FakeAgent, Wire, joined_wire, ready_wire
+from tests.bbgrap.control.wire import CLIENT, FakeAgent, Wire, joined_wire, ready_wire
 
 WORK = (Speed("matmul", 1e9),)
 LINKS = (LinkProfile("coordinator", 1e9, 1e-4),)
@@ -114,6 +115,27 @@ def test_who_takes_too_long_is_left_out_and_its_late_answer_too():
     finish(wire, "b")
     assert wire.answer(call).reason == "agent 'a' was not measured in 120 s; measured: b"
     assert known(wire) == {"a": None, "b": profile("b")}
+
+
+@pytest.mark.parametrize("lost", ["Measure", "MeasureLinks"])
+def test_a_question_that_was_lost_with_a_connection_is_asked_again(lost):
+    """All plans waited for two minutes."""
+    wire = joined_wire("a")
+    call = wire.call(lambda n: c.MeasureNodes(n, "", again=True))
+    wire.deliver((CLIENT, b""))
+    if lost == "MeasureLinks":
+        wire.settle()
+        wire.to_agent(wire.agent("a"), answer(wire.agent("a")))
+        wire.deliver((wire.agent("a").identity, b""))
+    wire.queues[b"", wire.agent("a").identity].clear()
+    assert measuring(wire) == {}
+    wire.wait(11.0)
+    assert measuring(wire) == {"a": lost}
+    wire.wait(30.0)
+    assert len(wire.agent("a").measuring) == 1, "who measures lets the same question pass"
+    while measuring(wire):
+        finish(wire, "a")
+    assert wire.answer(call).profiles == (profile("a"),)
 
 
 def test_what_is_known_is_not_measured_unless_asked():
