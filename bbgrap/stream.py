@@ -7,6 +7,7 @@ Laws: rates are medians over blocks, the ratio is the median of the ratios withi
 
 from __future__ import annotations
 
+import json
 import statistics
 import time
 from collections.abc import Mapping, Sequence
@@ -137,6 +138,7 @@ class _Stream:
         """Return the entry of `results`; it may ask for the evidence."""
         comparison = self._judge.verdict(evidence)
         now = self.session.plan
+        shown = json.loads(self.session.connection.shown_plan(now.key).report)  # with what its requests took by now
         return {
             "planner": self.options.planner,
             "objective": self.options.objective,
@@ -148,7 +150,7 @@ class _Stream:
             "verified": comparison.verified,
             "fault": comparison.fault or None,
             "nodes_used": now.report.get("nodes_used", []),
-            "measured": now.report.get("measured"),
+            "measured": shown.get("measured"),
             "replaced": replaced(self._plan, now),
         }
 

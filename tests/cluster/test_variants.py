@@ -1,5 +1,6 @@
 """Plan variants with real processes: the fastest serves, streams go to every agent, and nobody's request is lost with one."""
 
+import json
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -43,8 +44,10 @@ def test_a_stream_over_two_agents_is_answered_rightly(shared):
     session = bbgrap.InferenceSession(tiny.model_bytes(), cluster=shared.connection, options=STREAM)
     report = session.prepare({"x": (8, 4)}).report
     assert report["nodes_used"] == ["agent0", "agent1"]
-    assert report["measured"]["chosen"] == ["single on agent0", "single on agent1"]
+    assert report["serving"] == "single on agent0 and single on agent1"
     run_all(session, [rows(8, seed) for seed in range(40)], 8)
+    shown = json.loads(shared.connection.shown_plan(session.plan.key).report)["measured"]
+    assert shown["chosen"] == [variant["name"] for variant in shown["variants"]] == ["single on agent0", "single on agent1"]
 
 
 def test_a_stream_survives_the_loss_of_an_agent(fresh):
