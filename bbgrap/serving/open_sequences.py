@@ -69,7 +69,7 @@ class OpenSequences:
         try:
             async with opened.turn:
                 if opened.has_ended:
-                    raise self._is_unknown(part)
+                    raise self._unknown(part)
                 yield SequenceTurn(opened.runs, replaced, part.is_last, opened.answered)
                 opened.answered, opened.has_ended = opened.answered + 1, part.is_last
             if part.is_last:
@@ -85,11 +85,11 @@ class OpenSequences:
     def _find(self, part: SequenceParameters) -> _OpenSequence:
         opened = self._open.pop(part.sequence, None)
         if opened is None:
-            raise self._is_unknown(part)
+            raise self._unknown(part)
         self._open[part.sequence] = opened
         return opened
 
-    def _is_unknown(self, part: SequenceParameters) -> RefusedError:
+    def _unknown(self, part: SequenceParameters) -> RefusedError:
         return malformed(
             f"sequence {part.sequence!r} of model '{self._model}' is not open: begin it with sequence_start; "
             f"beyond {self._most} that are open (--max-sequences), the one that is idle for longest ends"
