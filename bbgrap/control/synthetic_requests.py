@@ -155,15 +155,16 @@ class SyntheticRequests:
         if plan.is_standby or plan.timed == plan.latest:
             return []
         newest = [variant for variant in plan.variants if variant.job == plan.latest]
-        if plan.is_arriving or not any(variant.takes_requests for variant in newest):
+        ready = [variant for variant in newest if variant.takes_requests]
+        if plan.is_arriving or not ready:
             return []
         plan.timed = plan.latest
-        chooses = plan.options is not None and plan.options.planner == AUTO and not plan.is_stream
-        contenders = plan.open_variants if chooses else [variant for variant in newest if variant.takes_requests]
         if isinstance(plan.policy, LeastFinishTime):
-            plan.policy.expect({variant.epoch: variant.planned.predicted_s for variant in contenders})
-            text = f"{', '.join(repr(variant.name) for variant in contenders)} of {plan.called} serve"
+            plan.policy.expect({variant.epoch: variant.planned.predicted_s for variant in ready})
+            text = f"{', '.join(repr(variant.name) for variant in ready)} of {plan.called} serve"
             return [*self._serve(plan), Log(text, event="serves", model=plan.model, epoch=plan.number)]
+        chooses = plan.options is not None and plan.options.planner == AUTO
+        contenders = plan.open_variants if chooses else ready
         if len(contenders) == 1:
             plan.policy.serve(contenders[0].epoch)
             only = contenders[0]

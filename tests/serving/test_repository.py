@@ -15,37 +15,22 @@ from tests.serving.test_life import X
 pytestmark = pytest.mark.cluster
 
 
-def test_folders_that_cannot_be_read_keep_nothing_else_from_being_served(tmp_path, monkeypatch):
-    """As `lost+found` of a volume is for all but root."""
+@pytest.mark.parametrize(("name", "look"), [("lost+found", "iterdir"), ("private.onnx", "is_file")])
+def test_what_may_not_be_looked_into_keeps_nothing_else_from_being_served(tmp_path, monkeypatch, name, look):
+    """As `lost+found` of a volume is for all but root, and a link into another user's home."""
     (tmp_path / "lost+found").mkdir()
-    write_rows(tmp_path / "rows.onnx")
-    looked = Path.iterdir
-
-    def refused(path):
-        if path.name == "lost+found":
-            raise PermissionError(13, "Permission denied", str(path))
-        return looked(path)
-
-    monkeypatch.setattr(Path, "iterdir", refused)
-    repository = Repository({}, tmp_path, lambda entry: read_model(entry.path))
-    assert repository.load_all().keys() == {"lost+found"}
-    assert repository.models.keys() == {"rows"}
-
-
-def test_links_that_may_not_be_followed_keep_nothing_else_from_being_served(tmp_path, monkeypatch):
-    """As into another user's home."""
-    write_rows(tmp_path / "rows.onnx")
     (tmp_path / "private.onnx").symlink_to("/nowhere")
-    looked = Path.is_file
+    write_rows(tmp_path / "rows.onnx")
+    looked = getattr(Path, look)
 
     def refused(path):
-        if path.name == "private.onnx":
+        if path.name == name:
             raise PermissionError(13, "Permission denied", str(path))
         return looked(path)
 
-    monkeypatch.setattr(Path, "is_file", refused)
+    monkeypatch.setattr(Path, look, refused)
     repository = Repository({}, tmp_path, lambda entry: read_model(entry.path))
-    assert repository.load_all().keys() == {"private"}
+    assert repository.load_all().keys() == {name.removesuffix(".onnx")}
     assert repository.models.keys() == {"rows"}
 
 
