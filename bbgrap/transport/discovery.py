@@ -81,7 +81,7 @@ def discover(find_lock: Callable[[str], ClientLock | None], within_s: float | No
     with ExitStack() as stack:
         own = zeroconf.Zeroconf(ip_version=zeroconf.IPVersion.V4Only)
         stack.callback(own.close)
-        zeroconf.ServiceBrowser(own, SERVICE, handlers=[_listener(zeroconf, heard)])
+        stack.callback(zeroconf.ServiceBrowser(own, SERVICE, handlers=[_listener(zeroconf, heard)]).cancel)  # else its thread stays
         handshakes = stack.enter_context(_Handshakes())
         deadline = time.monotonic() + (WITHIN_S if within_s is None else within_s)
         while time.monotonic() < deadline:

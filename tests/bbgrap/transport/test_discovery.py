@@ -2,6 +2,7 @@
 
 import secrets
 import sys
+import threading
 from contextlib import ExitStack
 
 import pytest
@@ -50,6 +51,7 @@ def test_of_all_who_announce_themselves_the_one_with_the_key_is_taken(listening)
     server, _ = listening(true)
     assert discover(lambda _: lock_for(true)) == server.address
     assert asked == [], "the stranger was shown a key"
+    assert not [thread for thread in threading.enumerate() if "ServiceBrowser" in thread.name], "it still looks for coordinators"
 
 
 @pytest.mark.broad
