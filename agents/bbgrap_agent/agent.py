@@ -158,14 +158,6 @@ class Agent:
         match instruction:
             case ToCoordinator(message):
                 self._control.send(TO_COORDINATOR.encode(message))
-            case events.CheckWeights() | events.Unload() | events.Drop() | events.DropBefore():
-                self._nanny.tell(instruction)
-            case events.StoreChunk(chunk):
-                self._nanny.tell(chunk)
-            case events.Load(deploy):
-                self._nanny.tell(deploy)
-            case events.Perform(asked):
-                self._nanny.tell(asked)
             case events.InspectMachine(inspection):
                 self._read_machine(inspection)
             case Reconnect():
@@ -174,6 +166,8 @@ class Agent:
                 _log.info(text)
             case events.Quit(fault):
                 self._fault = self._fault or fault
+            case _:
+                self._nanny.tell(instruction)
 
     def _read_machine(self, inspection: int) -> None:
         """Look how this machine is, in a thread of its own; one look at a time."""

@@ -24,11 +24,11 @@ from pathlib import Path
 from bbgrap.control import agent_events as events
 from bbgrap.doctor.cgroups import free_memory_bytes
 from bbgrap.errors import RemoteProtocolError
-from bbgrap.protocol.messages import Deploy, Heartbeat
+from bbgrap.protocol.messages import Abandon, Deploy, Heartbeat
 from bbgrap.transport.identity import TlsIdentity
 from bbgrap.transport.memory_broker import start_broker
 from bbgrap_agent.exit_causes import cause_of, oom_kills, sentence_of
-from bbgrap_agent.pipe import FROM_WORKER, TO_WORKER, FromWorker, Pipe, ToWorker
+from bbgrap_agent.pipe import FROM_WORKER, TO_WORKER, FromWorker, Pipe
 from bbgrap_agent.progress import WorkerProgress, shared_memory
 from bbgrap_agent.weight_files import DeployedFiles
 from bbgrap_agent.worker_settings import WorkerSettings
@@ -212,12 +212,12 @@ class Nanny:
             self._child.ready = self._was_ready = True
             self._backoff_s = FIRST_BACKOFF_S
 
-    def tell(self, message: ToWorker) -> None:
+    def tell(self, message: events.ToWorker) -> None:
         """Send an instruction; without a worker it is lost."""
         child = self._child
         if child is None:
             return
-        if isinstance(message, events.Drop):
+        if isinstance(message, Abandon):
             child.timeouts.drop(message.epoch, message.request, message.patience_s)
         elif isinstance(message, events.DropBefore):
             child.timeouts.drop_before(message.request)

@@ -15,30 +15,14 @@ import struct
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Generic, TypeVar
+from typing import Generic, TypeVar, get_args
 
-from bbgrap.control.agent_events import CheckWeights, DeploymentLoaded, Drop, DropBefore, Unload, WeightArrived, WeightsChecked, WorkerReady
+from bbgrap.control.agent_events import DeploymentLoaded, ToWorker, WeightArrived, WeightsChecked, WorkerReady
 from bbgrap.errors import LocalProtocolError, RemoteProtocolError
 from bbgrap.protocol.codec import Codec
 from bbgrap.protocol.limits import MAX_CHUNK_BYTES, MAX_HEADER_BYTES
-from bbgrap.protocol.messages import (
-    AnswerPings,
-    BytesLike,
-    Deploy,
-    EndMeasuring,
-    LinkBroken,
-    LinksMeasured,
-    LinksTried,
-    Measure,
-    Measured,
-    MeasureLinks,
-    Recorded,
-    RequestFailed,
-    TryLinks,
-    WeightChunk,
-)
+from bbgrap.protocol.messages import BytesLike, LinkBroken, LinksMeasured, LinksTried, Measured, Recorded, RequestFailed, WeightChunk
 
-ToWorker = CheckWeights | WeightChunk | Deploy | Unload | Drop | DropBefore | Measure | MeasureLinks | EndMeasuring | TryLinks | AnswerPings
 FromWorker = (
     WorkerReady
     | WeightsChecked
@@ -52,21 +36,8 @@ FromWorker = (
     | LinkBroken
 )
 
-TO_WORKER: Codec[ToWorker] = Codec(
-    CheckWeights, WeightChunk, Deploy, Unload, Drop, DropBefore, Measure, MeasureLinks, EndMeasuring, TryLinks, AnswerPings
-)
-FROM_WORKER: Codec[FromWorker] = Codec(
-    WorkerReady,
-    WeightsChecked,
-    WeightArrived,
-    DeploymentLoaded,
-    RequestFailed,
-    Recorded,
-    Measured,
-    LinksMeasured,
-    LinksTried,
-    LinkBroken,
-)
+TO_WORKER: Codec[ToWorker] = Codec(*get_args(ToWorker))
+FROM_WORKER: Codec[FromWorker] = Codec(*get_args(FromWorker))
 
 MAX_FRAMES = 2
 """A header and, of a weight, a chunk."""

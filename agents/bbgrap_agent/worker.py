@@ -27,11 +27,12 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from bbgrap.control.agent_events import CheckWeights, DeploymentLoaded, Drop, DropBefore, Unload, WeightArrived, WeightsChecked, WorkerReady
+from bbgrap.control.agent_events import CheckWeights, DeploymentLoaded, DropBefore, ToWorker, WeightArrived, WeightsChecked, WorkerReady
 from bbgrap.engine.sessions import give_back_arena, share_arena
 from bbgrap.errors import BbgrapError, ExecutionError, ModelError
 from bbgrap.observing.logs import inherited_format, name_node, write_logs
 from bbgrap.protocol.messages import (
+    Abandon,
     AnswerPings,
     Deploy,
     EndMeasuring,
@@ -44,6 +45,7 @@ from bbgrap.protocol.messages import (
     MeasureLinks,
     Peer,
     Recorded,
+    Release,
     RequestFailed,
     TryLinks,
     WeightChunk,
@@ -58,7 +60,7 @@ from bbgrap_agent.introduction import introduce
 from bbgrap_agent.link_measurement import AnsweredPeers, measure_links, unreachable
 from bbgrap_agent.loading import load, reachable
 from bbgrap_agent.machine_probe import measure_machine
-from bbgrap_agent.pipe import FROM_WORKER, TO_WORKER, FromWorker, Pipe, ToWorker
+from bbgrap_agent.pipe import FROM_WORKER, TO_WORKER, FromWorker, Pipe
 from bbgrap_agent.progress import WorkerProgress
 from bbgrap_agent.sequence_states import DEFAULT_BYTES, PART, SequenceStates
 from bbgrap_agent.shared_segments import SharedSegments
@@ -168,11 +170,11 @@ class Worker:
                 )
             case Deploy():
                 self._later(lambda: self._load(instruction), lambda fault: DeploymentLoaded(instruction.epoch, 0.0, fault))
-            case Unload(epoch):
+            case Release(epoch):
                 self._answered.forget(epoch)
                 executor.post(lambda: executor.remove(epoch))
                 executor.post(give_back_arena)
-            case Drop(epoch, request, _):
+            case Abandon(epoch, request):
                 executor.post(lambda: executor.drop(epoch, request))
             case DropBefore(request):
                 executor.post(lambda: executor.drop_before(request))

@@ -1,7 +1,7 @@
 """What an agent does when something happens: events and the time in, instructions out.
 
     joining --Join/Welcome--> joined --silence or Rejoin--> joining ...   (for ever, until stopped or refused for good)
-    Deploy -> CheckWeights -> (WeightsMissing, chunks) -> Load -> Deployed
+    Deploy -> CheckWeights -> (WeightsMissing, chunks) -> Deploy to the worker -> Deployed
     WorkerDied -> WorkerLost ... WorkerReady -> CheckWeights -> ... -> Deployed      (for every deployment it keeps)
 
 Laws: the machine never waits and never looks at a clock; handling a message twice is harmless; a coordinator that falls silent is

@@ -1,6 +1,6 @@
 """The deployments of an agent, from `Deploy` to `Release`, over the end of the worker that had loaded them.
 
-    Deploy -> CheckWeights -> (WeightsMissing, chunks) -> Load -> Deployed
+    Deploy -> CheckWeights -> (WeightsMissing, chunks) -> Deploy to the worker -> Deployed
     WorkerDied ... WorkerReady -> CheckWeights -> ... -> Deployed
 
 A worker is told of a release while it looks for weights or loads; its answer comes all the same, perhaps when the epoch has been offered
@@ -18,11 +18,7 @@ from bbgrap.control.agent_events import (
     AgentInstruction,
     CheckWeights,
     DeploymentLoaded,
-    Drop,
     DropBefore,
-    Load,
-    StoreChunk,
-    Unload,
     WeightArrived,
     WeightsChecked,
     WorkerDied,
@@ -30,7 +26,7 @@ from bbgrap.control.agent_events import (
 from bbgrap.control.lifecycles import Lifecycle, Tracker
 from bbgrap.control.to_coordinator import ToCoordinator
 from bbgrap.errors import RemoteProtocolError
-from bbgrap.protocol.messages import Abandon, Deploy, Deployed, DeploymentFailed, WeightChunk, WeightsMissing, WeightStored
+from bbgrap.protocol.messages import Abandon, Deploy, Deployed, DeploymentFailed, Release, WeightChunk, WeightsMissing, WeightStored
 
 MAX_DEPLOYMENTS = 512
 """Deployments an agent keeps: more than a coordinator has loaded on it, scaled ones among them, so that only a broken one reaches it."""
@@ -108,12 +104,12 @@ class AgentDeployments:
         """Take a piece of a weight; without a worker it is lost, and asked for again."""
         for deployment in self.by_epoch.values():
             deployment.heard = now
-        return [StoreChunk(chunk)] if self._worker_ready else []
+        return [chunk] if self._worker_ready else []
 
     def abandon(self, message: Abandon) -> list[AgentInstruction]:
         """Forget a request; its deployment may be gone already, and the worker still in a kernel of it."""
         self._abandoned.append(message)
-        return [Drop(message.epoch, message.request, message.patience_s)] if self._worker_ready else []
+        return [message] if self._worker_ready else []
 
     def abandon_before(self, request: int) -> list[AgentInstruction]:
         """Forget the requests with lower numbers."""
@@ -130,7 +126,7 @@ class AgentDeployments:
             elif deployment.tracker.state == "loading":
                 self._late_loads[epoch] += 1
         deployment.tracker.move(event)
-        return [Unload(epoch)] if self._worker_ready else []
+        return [Release(epoch)] if self._worker_ready else []
 
     def release_others(self, kept: Collection[int]) -> list[AgentInstruction]:
         """Let all go but those."""
@@ -158,7 +154,7 @@ class AgentDeployments:
             return _fetch(deployment, event.missing, now)
         deployment.heard = now
         deployment.tracker.move("weights complete")
-        return [Load(deployment.deploy)]
+        return [deployment.deploy]
 
     def weight_arrived(self, event: WeightArrived, now: float) -> list[AgentInstruction]:
         """Acknowledge a piece; load what waited for the last one."""
@@ -175,7 +171,7 @@ class AgentDeployments:
                 deployment.missing.discard(event.digest)
             if not deployment.missing:
                 deployment.tracker.move("weights complete")
-                done.append(Load(deployment.deploy))
+                done.append(deployment.deploy)
         return done
 
     def loaded(self, event: DeploymentLoaded, now: float) -> list[AgentInstruction]:
@@ -183,7 +179,7 @@ class AgentDeployments:
         deployment = self.by_epoch.get(event.epoch)
         if _is_late(self._late_loads, event.epoch) or deployment is None:
             # Released while it was loading: what was loaded goes again, and if it is wanted again it is loaded anew.
-            return [Unload(event.epoch), *([] if deployment is None else [_check(deployment.deploy)])]
+            return [Release(event.epoch), *([] if deployment is None else [_check(deployment.deploy)])]
         if event.fault:
             return [*self.release(event.epoch, "load failed"), ToCoordinator(DeploymentFailed(event.epoch, event.fault))]
         if event.missing:
@@ -206,7 +202,7 @@ class AgentDeployments:
 
         ordered = sorted((d.deploy for d in self.by_epoch.values()), key=order)
         # What was on its way to the last worker may come to this one.
-        late = [Drop(a.epoch, a.request, a.patience_s) for a in self._abandoned if a.epoch in self.by_epoch]
+        late = [message for message in self._abandoned if message.epoch in self.by_epoch]
         return [*late, *map(_check, ordered)]
 
     def worker_died(self, event: WorkerDied) -> list[AgentInstruction]:

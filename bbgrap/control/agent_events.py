@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from bbgrap.control.to_coordinator import Reconnect, ToCoordinator
 from bbgrap.protocol.inspection import Inspected
 from bbgrap.protocol.messages import (
+    Abandon,
     AgentCommand,
     AgentMessage,
     AnswerPings,
@@ -22,6 +23,7 @@ from bbgrap.protocol.messages import (
     Measured,
     MeasureLinks,
     Recorded,
+    Release,
     RequestFailed,
     TryLinks,
     WeightChunk,
@@ -64,7 +66,7 @@ class WeightArrived:
 
 @dataclass(frozen=True, slots=True)
 class DeploymentLoaded:
-    """Answer to `Load`: loaded after so long, or `fault`; or these weights are `missing`, which were here when it was checked."""
+    """Answer to `Deploy`: it is loaded after so long, or `fault`; or these weights are `missing`, which were here when it was checked."""
 
     epoch: int
     seconds: float
@@ -74,7 +76,7 @@ class DeploymentLoaded:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """A request failed on this agent or its records are there, or the answer to `Perform`: what the coordinator is told of it."""
+    """A request failed on this agent or its records are there, or the answer to `Measuring`: what the coordinator is told of it."""
 
     message: RequestFailed | Recorded | Measured | LinksMeasured | LinksTried | LinkBroken | Inspected
 
@@ -124,47 +126,10 @@ class CheckWeights:
 
 
 @dataclass(frozen=True, slots=True)
-class StoreChunk:
-    """Put a chunk into the store."""
-
-    chunk: WeightChunk
-
-
-@dataclass(frozen=True, slots=True)
-class Load:
-    """Make the sessions of a deployment, warm them up, connect to the peers."""
-
-    deploy: Deploy
-
-
-@dataclass(frozen=True, slots=True)
-class Unload:
-    """Forget a deployment with all its requests."""
-
-    epoch: int
-
-
-@dataclass(frozen=True, slots=True)
-class Drop:
-    """Forget a request; whoever computes for it `patience_s` longer is ended."""
-
-    epoch: int
-    request: int
-    patience_s: float
-
-
-@dataclass(frozen=True, slots=True)
 class DropBefore:
     """Forget all requests with lower numbers."""
 
     request: int
-
-
-@dataclass(frozen=True, slots=True)
-class Perform:
-    """Measure this machine or its links and answer with an `Outcome`, end that, or let peers measure theirs."""
-
-    message: Measure | MeasureLinks | EndMeasuring | TryLinks | AnswerPings
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,17 +153,10 @@ class Quit:
     fault: str
 
 
-AgentInstruction = (
-    ToCoordinator[AgentMessage]
-    | CheckWeights
-    | StoreChunk
-    | Load
-    | Unload
-    | Drop
-    | DropBefore
-    | Perform
-    | InspectMachine
-    | Reconnect
-    | LogLine
-    | Quit
-)
+Measuring = Measure | MeasureLinks | EndMeasuring | TryLinks | AnswerPings
+"""To measure this machine or its links and answer with an `Outcome`, to end that, or to let peers measure theirs."""
+
+ToWorker = CheckWeights | WeightChunk | Deploy | Release | Abandon | DropBefore | Measuring
+"""What the worker is told: mostly in the coordinator's own words."""
+
+AgentInstruction = ToCoordinator[AgentMessage] | ToWorker | InspectMachine | Reconnect | LogLine | Quit

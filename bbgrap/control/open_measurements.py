@@ -6,7 +6,7 @@ next worker does: they end no worker, and nobody asks for them again.
 
 from __future__ import annotations
 
-from bbgrap.control.agent_events import AgentInstruction, Perform
+from bbgrap.control.agent_events import AgentInstruction, Measuring
 from bbgrap.control.to_coordinator import ToCoordinator
 from bbgrap.protocol.messages import AnswerPings, EndMeasuring, LinksMeasured, LinksTried, Measure, Measured, MeasureLinks, TryLinks
 
@@ -30,7 +30,7 @@ class OpenMeasurements:
         """Whether the worker measures how fast this machine works, which takes memory."""
         return any(isinstance(asked, Measure) for asked in self._open)
 
-    def take(self, message: Measure | MeasureLinks | EndMeasuring | TryLinks | AnswerPings, *, ready: bool) -> list[AgentInstruction]:
+    def take(self, message: Measuring, *, ready: bool) -> list[AgentInstruction]:
         """Note what is asked; it is done now if the worker is ready. A worker answers what it is told to end, too: it takes a moment."""
         if isinstance(message, AnswerPings):
             self._pings = message
@@ -41,7 +41,7 @@ class OpenMeasurements:
             return []
         else:
             self._open = [*self._open, message][-MAX_ASKED:]
-        return [Perform(message)] if ready else []
+        return [message] if ready else []
 
     def answered(self, message: Measured | LinksMeasured | LinksTried) -> bool:
         """Note an answer; whether it was still expected."""
@@ -51,7 +51,7 @@ class OpenMeasurements:
 
     def worker_ready(self) -> list[AgentInstruction]:
         """Return what a new worker has to know and do."""
-        return [Perform(message) for message in (self._pings, *self._open) if message is not None]
+        return [message for message in (self._pings, *self._open) if message is not None]
 
     def worker_died(self, reason: str) -> list[AgentInstruction]:
         """Answer for a worker that measured."""

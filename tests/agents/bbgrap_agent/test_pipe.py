@@ -23,8 +23,8 @@ FROM = [
 ]
 TO = [
     ae.CheckWeights(7, (DIGEST,)),
-    ae.Unload(7),
-    ae.Drop(7, 8, 0.5),
+    m.Release(7),
+    m.Abandon(7, 8, 0.5),
     *(
         x
         for x in COMMANDS

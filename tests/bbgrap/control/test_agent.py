@@ -91,7 +91,7 @@ def test_what_a_dead_worker_had_is_loaded_by_the_next_one():
     assert [i.epoch for i in agent.asked] == [1, 2]
     for epoch in (1, 2):
         agent.handle(ae.WeightsChecked(epoch, ()))
-        assert agent.asked == [ae.Load(deploy_of(epoch))]
+        assert agent.asked == [deploy_of(epoch)]
         agent.handle(ae.DeploymentLoaded(epoch, 0.25))
         assert agent.said == [m.Deployed(epoch, 0.25)]
 
@@ -103,7 +103,7 @@ def test_weights_that_were_damaged_before_they_were_loaded_are_asked_for_again()
     agent.handle(ae.DeploymentLoaded(1, 0.0, missing=(digest,)))
     assert agent.said == [m.WeightsMissing(1, (digest,))]
     agent.handle(ae.WeightArrived(digest, 16, complete=True))
-    assert agent.asked == [ae.Load(deploy_of(1))]
+    assert agent.asked == [deploy_of(1)]
     agent.handle(ae.DeploymentLoaded(1, 0.25))
     assert agent.said == [m.Deployed(1, 0.25)]
 
@@ -156,7 +156,7 @@ def test_what_comes_while_there_is_no_worker_waits_for_the_next_one():
         agent.tell(message)
         assert agent.asked == []
     agent.ready()
-    assert agent.asked[:2] == [ae.Perform(m.AnswerPings(peers)), ae.Perform(m.TryLinks(5, peers))]
+    assert agent.asked[:2] == [m.AnswerPings(peers), m.TryLinks(5, peers)]
     assert [i.epoch for i in agent.asked[2:]] == [3]
     agent.handle(ae.Outcome(m.LinksTried(5, ())))
     assert agent.said == [m.LinksTried(5, ())]
@@ -166,14 +166,14 @@ def test_a_measurement_is_ended_by_the_worker_and_not_begun_by_the_next_one():
     agent = Driven()
     agent.tell(m.Measure(4))
     agent.tell(m.EndMeasuring(4))
-    assert agent.asked == [ae.Perform(m.EndMeasuring(4))]
+    assert agent.asked == [m.EndMeasuring(4)]
     agent.handle(ae.Outcome(m.Measured(4, None, "broken off")))
     assert agent.said == [m.Measured(4, None, "broken off")]
     agent.die()
     for message in (m.Measure(5), m.Measure(6), m.EndMeasuring(5)):
         agent.tell(message)
     agent.ready()
-    assert agent.asked == [ae.Perform(m.Measure(6))]
+    assert agent.asked == [m.Measure(6)]
 
 
 def test_measurements_of_a_dead_worker_are_answered_once():
@@ -194,7 +194,7 @@ def test_deployments_outlast_a_silent_coordinator_and_those_kept_its_return():
     agent.tick(0.5)
     assert [message.holds for message in agent.said] == [(1, 2)]
     agent.tell(m.Welcome(2, 0.1, 0.6, keep=(2,)))
-    assert agent.asked == [ae.Unload(1), ae.Unload(3)]
+    assert agent.asked == [m.Release(1), m.Release(3)]
     assert agent.said == [m.Heartbeat()]
 
 

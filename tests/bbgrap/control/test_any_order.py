@@ -13,12 +13,11 @@ from bbgrap.control.coordinator import CoordinatorMachine
 from bbgrap.control.saved_state import SavedState
 from bbgrap.errors import RemoteProtocolError
 from bbgrap.protocol import client_messages as c
-from bbgrap.protocol.messages import EndedBy, Heartbeat
+from bbgrap.protocol.messages import Deploy, EndedBy, Heartbeat, WeightChunk
 from tests.bbgrap.control.tiny_plans import FILE, plan_of, standby_of
 from tests.bbgrap.control.wire import introduction
 from tests.bbgrap.protocol.test_codec import AGENT, ANSWERS, CLIENT, COMMANDS
 
-OF_WORKER = ae.CheckWeights | ae.StoreChunk | ae.Load | ae.Unload | ae.Drop | ae.Perform
 STEPS = st.floats(0, 3)
 
 
@@ -61,17 +60,17 @@ def test_agent(moves, data):
                 done = machine.handle(events.pop(0), now)
             except RemoteProtocolError:
                 continue
-            assert ready or not any(isinstance(instruction, OF_WORKER) for instruction in done)
+            assert ready or not any(isinstance(instruction, ae.ToWorker) for instruction in done)
             for instruction in done:
                 if isinstance(instruction, ae.CheckWeights):
                     missing = data.draw(st.sampled_from([(), instruction.digests]))
                     events.append(ae.WeightsChecked(instruction.epoch, missing))
-                if isinstance(instruction, ae.StoreChunk):
+                if isinstance(instruction, WeightChunk):
                     fault = data.draw(st.sampled_from(["", "damaged"]))
-                    events.append(ae.WeightArrived(instruction.chunk.digest, 16, complete=True, fault=fault))
-                if isinstance(instruction, ae.Load):
-                    outcomes = st.sampled_from([("",), ("no",), ("", instruction.deploy.digests)])
-                    events.append(ae.DeploymentLoaded(instruction.deploy.epoch, 0.1, *data.draw(outcomes)))
+                    events.append(ae.WeightArrived(instruction.digest, 16, complete=True, fault=fault))
+                if isinstance(instruction, Deploy):
+                    outcomes = st.sampled_from([("",), ("no",), ("", instruction.digests)])
+                    events.append(ae.DeploymentLoaded(instruction.epoch, 0.1, *data.draw(outcomes)))
         assert len(machine.deployments) <= MAX_DEPLOYMENTS
 
 

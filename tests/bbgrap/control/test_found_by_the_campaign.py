@@ -177,11 +177,11 @@ def test_what_has_ended_a_worker_is_to_blame_for_the_next_one_that_loads_it():
     carry = wire.carry_agent
 
     def dies(agent, instruction):
-        if isinstance(instruction, ae.Load) and instruction.deploy.epoch not in known:
+        if isinstance(instruction, m.Deploy) and instruction.epoch not in known:
             computed = next(epoch for epoch, variant in known.items() if agent.name in variant.parts) if victims else 0
             victims.append(agent.name)
             starting.append(agent)
-            died = ae.WorkerDied("SIGFPE", computed, 7 if computed else 0, ended_by=m.EndedBy.CRASH, loading=instruction.deploy.epoch)
+            died = ae.WorkerDied("SIGFPE", computed, 7 if computed else 0, ended_by=m.EndedBy.CRASH, loading=instruction.epoch)
             wire.to_agent(agent, died)
         else:
             carry(agent, instruction)

@@ -60,30 +60,30 @@ def test_who_joins_again_hears_what_ends_something():  # 301032: a coordinator t
     agent, deploy = held_agent(7)
     agent.handle(ae.AgentTick(m.Heartbeat()), 10.0)
     assert agent.state == "joining"
-    assert ae.Drop(7, 8, 60.0) in agent.handle(ae.Received(m.Abandon(7, 8, 60.0)), 10.0)
-    assert ae.Unload(7) in agent.handle(ae.Received(m.Release(7)), 10.0)
+    assert m.Abandon(7, 8, 60.0) in agent.handle(ae.Received(m.Abandon(7, 8, 60.0)), 10.0)
+    assert m.Release(7) in agent.handle(ae.Received(m.Release(7)), 10.0)
     assert agent.handle(ae.Received(deploy), 10.0) == []
 
 
 def test_a_kernel_of_a_deployment_that_is_gone_ends_too():  # 320102: it hung, and the next membership kept nothing
     agent, _ = held_agent(7)
     done = agent.handle(ae.Received(m.Welcome(2, 0.1, 0.6, (), 9)), 0.0)
-    assert ae.Unload(7) in done
+    assert m.Release(7) in done
     assert ae.DropBefore(9) in done
-    assert ae.Drop(7, 10, 0.5) in agent.handle(ae.Received(m.Abandon(7, 10, 0.5)), 0.0)
+    assert m.Abandon(7, 10, 0.5) in agent.handle(ae.Received(m.Abandon(7, 10, 0.5)), 0.0)
 
 
 def test_answers_of_two_loads_of_an_epoch_are_not_confused():  # 310666: the first one's came last, and the epoch seemed to be loaded
     agent, deploy = held_agent(7)
-    assert agent.handle(ae.WeightsChecked(7, ()), 0.0) == [ae.Load(deploy)]
+    assert agent.handle(ae.WeightsChecked(7, ()), 0.0) == [deploy]
     agent.handle(ae.Received(m.Release(7)), 0.0)
     assert agent.handle(ae.Received(deploy), 0.0) == []
     unload, check = agent.handle(ae.DeploymentLoaded(7, 0.1), 0.0)
-    assert unload == ae.Unload(7)
+    assert unload == m.Release(7)
     assert isinstance(check, ae.CheckWeights)
     agent.handle(ae.WeightsChecked(7, ()), 0.0)
     assert agent.handle(ae.DeploymentLoaded(7, 0.1, "no memory"), 0.0) == [
-        ae.Unload(7),
+        m.Release(7),
         ae.ToCoordinator(m.DeploymentFailed(7, "no memory")),
     ]
 
@@ -199,7 +199,7 @@ def test_the_next_worker_knows_what_was_abandoned():  # 30499: what was on its w
     agent, _ = held_agent(7)
     agent.handle(ae.Received(m.Abandon(7, 8, 60.0)), 0.0)
     agent.handle(ae.WorkerDied("out of memory", 0, 0, 0, ended_by=m.EndedBy.MEMORY), 0.0)
-    assert ae.Drop(7, 8, 60.0) in agent.handle(ae.WorkerReady(introduction("a")), 0.0)
+    assert m.Abandon(7, 8, 60.0) in agent.handle(ae.WorkerReady(introduction("a")), 0.0)
 
 
 def test_what_waits_goes_on_when_nothing_takes_unusually_long_any_more():  # 40018: others had ended sooner between two heartbeats

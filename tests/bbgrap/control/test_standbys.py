@@ -14,7 +14,7 @@ from bbgrap.control.standby import MAX_STANDBYS, MUCH_TO_LOAD
 from bbgrap.control.uploads import offer_digest
 from bbgrap.planners.options import PlanOptions
 from bbgrap.protocol import client_messages as c
-from bbgrap.protocol.messages import EndedBy
+from bbgrap.protocol.messages import Deploy, EndedBy
 from tests.bbgrap.control.tiny_plans import FILE, MODEL, standby_of
 from tests.bbgrap.control.wire import Wire, joined_wire, prepare_message, ready_wire
 
@@ -139,9 +139,9 @@ def test_what_has_ended_a_worker_is_not_tried_next_where_another_model_has_its_l
     carry = wire.carry_agent
 
     def dies(agent, instruction):
-        if isinstance(instruction, ae.Load) and instruction.deploy.epoch not in known:
+        if isinstance(instruction, Deploy) and instruction.epoch not in known:
             victims.append(agent.name)
-            epoch = instruction.deploy.epoch
+            epoch = instruction.epoch
             wire.to_agent(agent, ae.WorkerDied("the worker was ended by SIGFPE", 0, 0, ended_by=EndedBy.CRASH, loading=epoch))
         else:
             carry(agent, instruction)
@@ -212,8 +212,8 @@ def test_an_agent_that_comes_back_loads_first_what_was_asked_for_last(wire):
     carry = wire.carry_agent
 
     def watch(agent, instruction):
-        if isinstance(instruction, ae.Load) and agent.name == "b":
-            variant = wire.coordinator.loading.find(instruction.deploy.epoch)
+        if isinstance(instruction, Deploy) and agent.name == "b":
+            variant = wire.coordinator.loading.find(instruction.epoch)
             loaded.append((variant.plan.model, variant.plan.is_standby))
         carry(agent, instruction)
 

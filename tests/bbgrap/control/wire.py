@@ -294,29 +294,29 @@ class Wire:
                 self.send(agent.identity, b"", TO_COORDINATOR.encode(message))
             case ae.CheckWeights(epoch, digests):
                 self.to_agent(agent, ae.WeightsChecked(epoch, tuple(d for d in digests if d not in store)))
-            case ae.StoreChunk(chunk):
-                store.add(chunk.digest)
-                self.to_agent(agent, ae.WeightArrived(chunk.digest, chunk.size, complete=True))
-            case ae.Load(deploy):
-                agent.loaded.add(deploy.epoch)
-                self.to_agent(agent, ae.DeploymentLoaded(deploy.epoch, 0.0))
-            case ae.Unload(epoch):
+            case m.WeightChunk(digest, _, _, size):
+                store.add(digest)
+                self.to_agent(agent, ae.WeightArrived(digest, size, complete=True))
+            case m.Deploy(epoch):
+                agent.loaded.add(epoch)
+                self.to_agent(agent, ae.DeploymentLoaded(epoch, 0.0))
+            case m.Release(epoch):
                 agent.loaded.discard(epoch)
-            case ae.Drop(epoch, request, _):
+            case m.Abandon(epoch, request):
                 agent.dropped.add((epoch, request))
             case ae.Quit(fault):
                 agent.quit = fault
                 self.agents.pop(agent.identity, None)
-            case ae.Perform(m.Measure() | m.MeasureLinks() as message):
-                agent.measuring.append(message)
-            case ae.Perform(m.EndMeasuring(number)):
+            case m.Measure() | m.MeasureLinks():
+                agent.measuring.append(instruction)
+            case m.EndMeasuring(number):
                 agent.measuring = [asked for asked in agent.measuring if asked.measurement != number]
-            case ae.Perform(m.TryLinks(trial, peers)):
+            case m.TryLinks(trial, peers):
                 lost = tuple(peer.device for peer in peers if self.is_cut((agent.name, peer.name)) or not self.is_there(peer.name))
                 self.to_agent(agent, ae.Outcome(m.LinksTried(trial, lost)))
             case ae.InspectMachine(number) if agent.ahead_s is not None:
                 self.to_agent(agent, ae.Outcome(i.Inspected(number, replace(FACTS, clock_s=self.now + agent.ahead_s))))
-            case ae.Perform() | ae.InspectMachine() | ae.Reconnect() | ae.LogLine():
+            case ae.DropBefore() | m.AnswerPings() | ae.InspectMachine() | ae.Reconnect() | ae.LogLine():
                 pass
 
     def is_there(self, name: str) -> bool:

@@ -143,7 +143,7 @@ class Agent(Process):
                 self.to_head.reset()
                 self.from_head.reset()
             case _:
-                if isinstance(instruction, ae.Drop):
+                if isinstance(instruction, m.Abandon):
                     self._dropped.setdefault((instruction.epoch, instruction.request), (self.clock.now, instruction.patience_s))
                     while len(self._dropped) > 64:
                         self._dropped.pop(next(iter(self._dropped)))

@@ -159,28 +159,28 @@ class Worker(Process):
         match instruction:
             case ae.CheckWeights(epoch, digests):
                 self._job(STORE_S, lambda: say(ae.WeightsChecked(epoch, tuple(d for d in digests if d not in disk.complete))))
-            case ae.StoreChunk(chunk):
-                self._job(STORE_S, lambda: self._store(chunk))
-            case ae.Load(deploy):
-                self._begin_load(deploy)
-            case ae.Unload(epoch):
+            case m.WeightChunk():
+                self._job(STORE_S, lambda: self._store(instruction))
+            case m.Deploy():
+                self._begin_load(instruction)
+            case m.Release(epoch):
                 self.executor.post(lambda: self.executor.remove(epoch))
-            case ae.Drop(epoch, request, _):
+            case m.Abandon(epoch, request):
                 self.executor.post(lambda: self.executor.end((epoch, request)))
             case ae.DropBefore(request):
                 self.executor.post(lambda: self.executor.drop_before(request))
-            case ae.Perform(m.AnswerPings(peers)):
+            case m.AnswerPings(peers):
                 self.executor.post(lambda: self._allow(peers))
-            case ae.Perform(m.Measure(number)):
+            case m.Measure(number):
                 profile = NodeProfile(self.name, work=(Speed("matmul", 1e9 * self.agent.speed),))
                 self._job(0.5, lambda: say(ae.Outcome(m.Measured(number, profile, ""))))
-            case ae.Perform(m.MeasureLinks(number, peers)):
+            case m.MeasureLinks(number, peers):
                 links = tuple(LinkProfile(peer.name, 1e9, 1e-4) for peer in peers)
                 self._job(0.1 * len(links), lambda: say(ae.Outcome(m.LinksMeasured(number, links, ""))))
-            case ae.Perform(m.EndMeasuring()):
+            case m.EndMeasuring():
                 pass  # it ends soon by itself
-            case ae.Perform(m.TryLinks() as trial):
-                self._links.append(trial)
+            case m.TryLinks():
+                self._links.append(instruction)
                 if len(self._links) == 1:
                     self._try()
 
