@@ -27,7 +27,7 @@ from bbgrap.control.coordinator_events import (
     RoutingId,
     Tick,
 )
-from bbgrap.control.coordinator_instructions import Audit, CoordinatorInstruction, Log, SaveModel, ToAgent, ToClient
+from bbgrap.control.coordinator_instructions import Audit, CoordinatorInstruction, ForgetPlan, Log, SaveModel, ToAgent, ToClient
 from bbgrap.control.coordinator_settings import Settings
 from bbgrap.control.dispatch import Requests
 from bbgrap.control.link_faults import LinkFaults
@@ -139,8 +139,8 @@ class CoordinatorMachine:
                 return self.uploads.written(event)
             case Planned():
                 plan = self._plan_of(event.job)
-                if plan is None:
-                    return []
+                if plan is None:  # cancelled when its answer was on its way
+                    return [ForgetPlan(event.job)]
                 return self.standbys.planned(plan, event, now) if plan.is_standby else self.planning.planned(plan, event, now)
             case PlanFailed():
                 self.uploads.forget(event.gone)

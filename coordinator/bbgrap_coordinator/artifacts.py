@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import Annotated, Any, TypeVar, cast
 from weakref import WeakValueDictionary
 
 import msgpack
@@ -50,6 +50,7 @@ MAX_VARIANTS_BYTES = 512 << 20
 
 _VARIANTS, _WEIGHTS, _INHERITED, _TILES = "variants", "weights", "inherited", "tiles"
 
+T = TypeVar("T")
 
 _MAPPED: WeakValueDictionary[tuple[int, int], mmap.mmap] = WeakValueDictionary()
 """Files that are mapped now, by device and inode."""
@@ -91,14 +92,6 @@ class VariantTiles:
 @dataclass(frozen=True, slots=True)
 class _Cuts:
     variants: tuple[VariantTiles, ...]
-
-
-@dataclass(frozen=True)
-class FolderContent:
-    """What a folder holds: the variants, and the digest of all but the content of their weights."""
-
-    variants: tuple[PlannedVariant, ...]
-    digest: str
 
 
 class MappedWeights(Mapping[str, Array]):
@@ -159,10 +152,9 @@ def write_artifacts(folder: Path, variants: Sequence[PlannedVariant], base: Path
 def _places(base: Path) -> Mapping[str, _Place]:
     """Return where the weights of a folder lie in its file; none if it cannot be read."""
     try:
-        made = cast("_Made", build(_Made, msgpack.unpackb(_content(base / _VARIANTS), raw=False, use_list=False, strict_map_key=True)))
+        return _built(_Made, _content(base / _VARIANTS)).places
     except (SchemaError, OSError, ValueError, TypeError):
         return {}
-    return made.places
 
 
 def write_tiles(folder: Path, shapes: Mapping[str, tuple[int, ...]], plans: Sequence[Plan]) -> None:
@@ -179,10 +171,9 @@ def write_tiles(folder: Path, shapes: Mapping[str, tuple[int, ...]], plans: Sequ
 def read_tiles(folder: Path) -> tuple[VariantTiles, ...]:
     """Return how the first variants of a folder are cut, in their order; none if that is not there."""
     try:
-        cuts = cast("_Cuts", build(_Cuts, msgpack.unpackb(_content(folder / _TILES), raw=False, use_list=False, strict_map_key=True)))
+        return _built(_Cuts, _content(folder / _TILES)).variants
     except (SchemaError, OSError, ValueError, TypeError, LookupError, RecursionError):
         return ()
-    return cuts.variants
 
 
 def sync_artifacts(folder: Path) -> None:
@@ -198,8 +189,8 @@ def sync_artifacts(folder: Path) -> None:
     sync_folder(folder.parent)
 
 
-def read_artifacts(folder: Path, expected: str = "", on_use: Callable[[], None] = lambda: None) -> FolderContent:
-    """Return what a folder holds, its weights mapped; `expected` is the digest that it must have, if it is known.
+def read_artifacts(folder: Path, expected: str = "", on_use: Callable[[], None] = lambda: None) -> tuple[PlannedVariant, ...]:
+    """Return the variants that a folder holds, their weights mapped; `expected` is the digest that it must have, if it is known.
 
     Raises:
         PlanError: if it does not hold what `write_artifacts` writes.
@@ -209,11 +200,11 @@ def read_artifacts(folder: Path, expected: str = "", on_use: Callable[[], None] 
         digest = hashlib.sha256(content).hexdigest()
         if expected not in {"", digest}:
             raise SchemaError(f"its digest is {digest[:12]}, expected {expected[:12]}")
-        made = cast("_Made", build(_Made, msgpack.unpackb(content, raw=False, use_list=False, strict_map_key=True)))
+        made = _built(_Made, content)
         if not made.variants:
             raise SchemaError("there are no variants")
         arrays = _mapped(folder / _WEIGHTS, made.places) | (_mapped(folder / _INHERITED, made.inherited) if made.inherited else {})
-        return FolderContent(tuple(_variant(form, arrays, on_use) for form in made.variants), digest)
+        return tuple(_variant(form, arrays, on_use) for form in made.variants)
     except (SchemaError, BbgrapError, OSError, ValueError, TypeError, LookupError, RecursionError, OverflowError, MemoryError) as error:
         raise PlanError(f"what planning made in '{folder}' cannot be used: {type(error).__name__}: {str(error)[:500]}") from None
 
@@ -225,6 +216,10 @@ def digest_on_disk(folder: Path) -> str | None:
             return hashlib.file_digest(stream, "sha256").hexdigest()
     except OSError:
         return None
+
+
+def _built(kind: type[T], content: bytes) -> T:
+    return cast("T", build(kind, msgpack.unpackb(content, raw=False, use_list=False, strict_map_key=True)))
 
 
 def _content(path: Path) -> bytes:

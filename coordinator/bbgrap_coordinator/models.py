@@ -26,6 +26,7 @@ from bbgrap.control.uploads import MAX_MODEL_BYTES
 from bbgrap.errors import ModelError
 from bbgrap.protocol.client_messages import ModelFile
 from bbgrap.protocol.limits import is_digest
+from bbgrap_coordinator.artifacts import sync_folder
 
 MAX_KEPT_BYTES = 32 << 30
 """All complete files: those that were used least recently make room for the latest one, but not those of its model, which may have more."""
@@ -188,7 +189,7 @@ class ModelStore:
         try:
             with (self.directory / digest).open("rb") as stream:
                 os.fsync(stream.fileno())
-            _sync_folder(self.directory)
+            sync_folder(self.directory)
         except OSError as error:
             _log.warning("model file %s may not outlast a power cut: %s", digest[:12], error.strerror)
 
@@ -274,11 +275,3 @@ def _size_of(path: Path) -> int | None:
 
 def _seen(facts: os.stat_result) -> _Seen:
     return facts.st_ino, facts.st_mtime_ns, facts.st_size
-
-
-def _sync_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

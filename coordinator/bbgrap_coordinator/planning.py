@@ -5,9 +5,9 @@
                 ◄── a folder of files, synced before the reply (`bbgrap_coordinator.artifacts`) ──
 
 There are two such processes, one for plans and one for standbys, so that a standby waits for no plan. Laws: a job gets one answer, or none
-if it is cancelled; jobs run in the order they came; one that takes longer than it may is ended with its process; a process that ended is
-started anew, and a job during which somebody killed it is done once more; what it says is believed only as far as it was checked, for it
-has read strangers' models; it ends with its coordinator, however that ends.
+if it is cancelled before that is said; jobs run in the order they came; one that takes longer than it may is ended with its process; a
+process that ended is started anew, and a job during which somebody killed it is done once more; what it says is believed only as far as it
+was checked, for it has read strangers' models; it ends with its coordinator, however that ends.
 """
 
 from __future__ import annotations
@@ -187,7 +187,7 @@ class PlanningQueue:
             _log.error("planning of job %d failed in its process:\n%s", job.job, reply.trace)
         if reply.fault:
             return PlanFailed(job.job, Fault(reply.fault), reply.text + (_SEE_LOG if reply.trace else ""))
-        variants = read_artifacts(folders.path(job.job)).variants
+        variants = read_artifacts(folders.path(job.job))
         devices, most = (len(job.cluster.nodes), MAX_VARIANTS) if isinstance(job, StartPlanning) else (1, 1)
         if len(variants) > most or any(len(variant.artifacts.devices) != devices for variant in variants):
             raise PlanError(f"planner: expected at most {most} variants for {devices} devices, got {len(variants)}, or for others")
@@ -202,17 +202,13 @@ class PlanningQueue:
 
 
 class PlanningQueues:
-    """One planner for plans and one for standbys.
-
-    Invariants: `_wanted` are the jobs that have no answer yet and are not cancelled; used by one thread.
-    """
+    """One planner for plans and one for standbys."""
 
     def __init__(self, command: Sequence[str] = PLANNER, limit: Callable[[PlanningJob], float] = limit_s) -> None:
         """Start the process for standbys, which are wanted first; the other one starts when the coordinator has."""
         self.standbys = PlanningQueue("standbys", command, limit)
         self.standbys.start()
         self.plans = PlanningQueue("plans", command, limit)
-        self._wanted: set[int] = set()
 
     def begin(self, models: ModelStore, folders: ArtifactFolders, answer: OnPlanned) -> None:
         """Do jobs from now on; `answer` is called from other threads."""
@@ -222,23 +218,12 @@ class PlanningQueues:
 
     def submit(self, job: PlanningJob) -> None:
         """Do a job, after those before it that are of its kind."""
-        self._wanted.add(job.job)
         (self.plans if isinstance(job, StartPlanning) else self.standbys).submit(job)
 
-    def cancel(self, number: int) -> bool:
-        """Forget a job; return whether it had no answer yet."""
-        if number not in self._wanted:
-            return False
-        self._wanted.remove(number)
+    def cancel(self, number: int) -> None:
+        """Forget a job, if it has no answer yet."""
         for planner in (self.standbys, self.plans):
             planner.cancel(number)
-        return True
-
-    def wants(self, number: int) -> bool:
-        """Whether an answer that has come is that of a job that was not cancelled; then it has its answer now."""
-        wanted = number in self._wanted
-        self._wanted.discard(number)
-        return wanted
 
     def __enter__(self) -> Self:
         return self

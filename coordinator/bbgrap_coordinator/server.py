@@ -20,7 +20,7 @@ import zmq
 
 from bbgrap.control.audit import peer_of
 from bbgrap.control.coordinator import CoordinatorMachine
-from bbgrap.control.coordinator_events import CoordinatorEvent, FromPeer, HostLinkBroken, MachineRead, Noticed, PlanFailed, Planned, Tick
+from bbgrap.control.coordinator_events import CoordinatorEvent, FromPeer, HostLinkBroken, MachineRead, Noticed, Planned, Tick
 from bbgrap.control.coordinator_instructions import (
     Audit,
     AuditEvent,
@@ -180,21 +180,13 @@ class Server:
 
     def _take_events(self) -> None:
         for event in self._events.take():
-            if isinstance(event, Planned | PlanFailed):
-                self._take_plan(event)
-            elif isinstance(event, InputsStored):
+            if isinstance(event, Planned):
+                self._storage.made(event.job)
+            if isinstance(event, InputsStored):
                 if (message := self._incoming.stored(event)) is not None:
                     self._handle(FromPeer(event.identity, message))
             elif event is not None:
                 self._handle(event)
-
-    def _take_plan(self, answer: Planned | PlanFailed) -> None:
-        if not self._planners.wants(answer.job):  # cancelled when its answer was on its way
-            self._storage.forget_plan(answer.job)
-            return
-        if isinstance(answer, Planned):
-            self._storage.made(answer.job)
-        self._handle(answer)
 
     def _on_broken(self, address: str, reason: str) -> None:
         now = time.monotonic()
@@ -320,7 +312,7 @@ class Server:
             case CancelPlanning(job):
                 self._planners.cancel(job)
             case SaveModel() | SaveProfile() | RemoveProfile() | SavePlan() | ForgetPlan():
-                self._keep(instruction)
+                self._storage.carry_out(instruction)
             case Compare():
                 # Beside the requests: numpy may take long.
                 self._comparisons.submit(lambda: self._events.put(compared(instruction)))
@@ -332,20 +324,6 @@ class Server:
             case Audit():
                 self._tell(instruction)
         return None
-
-    def _keep(self, instruction: SaveModel | SaveProfile | RemoveProfile | SavePlan | ForgetPlan) -> None:
-        match instruction:
-            case SaveModel(model, files):
-                self._storage.save_model(model, files)
-            case SaveProfile(profile, by_hand):
-                self._storage.save_profile(profile, by_hand=by_hand)
-            case RemoveProfile(node, by_hand):
-                self._storage.forget_profile(node, by_hand=by_hand)
-            case SavePlan(plan):
-                self._storage.save_plan(plan)
-            case ForgetPlan(job):
-                if not self._planners.cancel(job):
-                    self._storage.forget_plan(job)
 
     def _say_to_agent(self, say: ToAgent) -> CoordinatorEvent | None:
         if isinstance(say.message, Welcome) and not self._saw_agents:

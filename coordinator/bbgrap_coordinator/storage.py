@@ -15,16 +15,17 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 
-from bbgrap.cluster.types import NodeProfile
+from bbgrap.control.coordinator_instructions import ForgetPlan, RemoveProfile, SaveModel, SavePlan, SaveProfile
 from bbgrap.control.planned_variant import PlannedVariant
 from bbgrap.control.saved_state import SavedState, StoredPlan
 from bbgrap.errors import PlanError
-from bbgrap.protocol.client_messages import ModelFile
 from bbgrap_coordinator.artifacts import ArtifactFolders, MappedWeights, digest_on_disk, read_artifacts, sync_artifacts
 from bbgrap_coordinator.state_database import SavedPlan, StateDatabase
 
 MAX_PLANS = 64
 MAX_BYTES = 32 << 30
+
+Keeping = SaveModel | SaveProfile | RemoveProfile | SavePlan | ForgetPlan
 
 _log = logging.getLogger("bbgrap.coordinator")
 
@@ -79,7 +80,7 @@ class Storage:
     def _variants_of(self, saved: SavedPlan) -> tuple[PlannedVariant, ...] | None:
         job = saved.plan.job
         try:
-            made = read_artifacts(self._folders.path(job), saved.artifacts, on_use=partial(self._used, job)).variants
+            made = read_artifacts(self._folders.path(job), saved.artifacts, on_use=partial(self._used, job))
             if not saved.plan.fits(made):
                 raise PlanError("its variants, or their nodes, are not those that its job made")
             return made
@@ -100,25 +101,9 @@ class Storage:
 
     # --- what is said, by one thread ------------------------------------------------------------------------------------------------
 
-    def save_model(self, model: str, files: tuple[ModelFile, ...]) -> None:
-        """Keep what files a model has."""
-        self._do(lambda: self._state.save_model(model, files))
-
-    def save_profile(self, profile: NodeProfile, *, by_hand: bool) -> None:
-        """Keep what is known of a node."""
-        self._do(lambda: self._state.save_profile(profile, by_hand=by_hand))
-
-    def forget_profile(self, node: str, *, by_hand: bool) -> None:
-        """Keep no longer what is known of a node."""
-        self._do(lambda: self._state.forget_profile(node, by_hand=by_hand))
-
-    def save_plan(self, plan: StoredPlan) -> None:
-        """Keep a plan of which the artifacts are there."""
-        self._do(lambda: self._save_plan(plan))
-
-    def forget_plan(self, job: int) -> None:
-        """Remove what a job made, and the plan that was kept of it."""
-        self._do(lambda: self._forget(job))
+    def carry_out(self, instruction: Keeping) -> None:
+        """Keep something, or keep it no longer; of a plan that is saved the artifacts are there."""
+        self._do(lambda: self._carry_out(instruction))
 
     def made(self, job: int) -> None:
         """Note that a job's folder is there; without a plan, it counts as saved now."""
@@ -155,6 +140,19 @@ class Storage:
         except Exception:
             _log.exception("the state directory: something is not kept")
 
+    def _carry_out(self, instruction: Keeping) -> None:
+        match instruction:
+            case SaveModel(model, files):
+                self._state.save_model(model, files)
+            case SaveProfile(profile, by_hand):
+                self._state.save_profile(profile, by_hand=by_hand)
+            case RemoveProfile(node, by_hand):
+                self._state.forget_profile(node, by_hand=by_hand)
+            case SavePlan(plan):
+                self._save_plan(plan)
+            case ForgetPlan(job):
+                self._forget(job)
+
     def _save_plan(self, plan: StoredPlan) -> None:
         digest = digest_on_disk(self._folders.path(plan.job))
         if digest is None or plan.job in self._damaged:
@@ -181,7 +179,7 @@ class Storage:
 
     def _check(self, job: int) -> None:
         try:
-            variants = read_artifacts(self._folders.path(job)).variants
+            variants = read_artifacts(self._folders.path(job))
         except PlanError as error:
             self._drop_damaged(job, str(error))
             return

@@ -18,6 +18,7 @@ from bbgrap_coordinator.state_database import StateDatabase
 from bbgrap_coordinator.storage import Storage
 
 from bbgrap.cluster.types import NodeProfile
+from bbgrap.control.coordinator_instructions import ForgetPlan, SaveModel, SavePlan, SaveProfile
 from bbgrap.protocol.client_messages import ModelFile
 from tests.coordinator.made import ARRAYS, plan, variant
 
@@ -71,17 +72,17 @@ def session(folder: Path, jobs: tuple[int, int], say: Callable[[str], object]) -
     for job in jobs:
         write_artifacts(folders.make(job), [variant(ARRAYS)])
         storage.made(job)
-        storage.save_plan(plan(job))
+        storage.carry_out(SavePlan(plan(job)))
         storage.flush()
         say(f"saved {job}")
-    storage.save_plan(plan(jobs[0], quarantine="it ended two agents"))
-    storage.save_model(DIGEST, (FILE,))
-    storage.save_profile(NodeProfile("a"), by_hand=True)
+    storage.carry_out(SavePlan(plan(jobs[0], quarantine="it ended two agents")))
+    storage.carry_out(SaveModel(DIGEST, (FILE,)))
+    storage.carry_out(SaveProfile(NodeProfile("a"), by_hand=True))
     storage.saw_agents()
     storage.flush()
     say("noted all")
     say(f"forgets {jobs[0]}")
-    storage.forget_plan(jobs[0])
+    storage.carry_out(ForgetPlan(jobs[0]))
     storage.flush()
     say(f"forgot {jobs[0]}")
     storage.close()

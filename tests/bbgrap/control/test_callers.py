@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from bbgrap.control import coordinator_events as ce
 from bbgrap.control.callers import CALLER_UNASKED_S
+from bbgrap.control.coordinator_instructions import ForgetPlan
 from bbgrap.control.planning import MAX_PLANS
 from bbgrap.protocol import client_messages as c
 from tests.bbgrap.control.tiny_plans import plan_of
@@ -29,6 +30,8 @@ def test_a_caller_hears_at_its_deadline_that_there_is_no_plan_yet():
     wire.wait(1.5)
     assert isinstance(wire.answer(patient), c.Failed)
     assert wire.cancelled == [wire.jobs[-1].job]
+    # Its answer was on its way: what it has made is forgotten, nothing else happens.
+    assert wire.coordinator.handle(plan_of(wire.jobs[-1]), wire.now) == [ForgetPlan(wire.cancelled[0])]
     # Asked again, it is planned again.
     again = wire.prepare()
     wire.deliver_all()

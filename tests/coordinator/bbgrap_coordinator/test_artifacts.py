@@ -40,8 +40,8 @@ def test_all_comes_back(folder):
     made = (variant(ARRAYS), variant(ARRAYS[:3], "two"), variant([], "none"))
     write_artifacts(folder, made)
     found = read_artifacts(folder, digest_on_disk(folder))
-    assert found.variants == made  # arrays are not compared by it
-    for ours, theirs in zip(made, found.variants, strict=True):
+    assert found == made  # arrays are not compared by it
+    for ours, theirs in zip(made, found, strict=True):
         assert theirs.artifacts.weights.keys() == ours.artifacts.weights.keys()
         for digest, array in ours.artifacts.weights.items():
             back = theirs.artifacts.weights[digest]
@@ -54,7 +54,7 @@ def test_programs_of_sequences_come_back_and_how_requests_are_joined(folder, tmp
     (tmp_path / "decoder.onnx").write_bytes(decoder())
     made = standby_of(tmp_path / "decoder.onnx", [(f"past_key_values.0.{kind}", f"present.0.{kind}") for kind in ("key", "value")])
     write_artifacts(folder, [made])
-    (found,) = read_artifacts(folder).variants
+    (found,) = read_artifacts(folder)
     assert found.artifacts.joinings == {"input_ids": JoinedInput("row", 1)}
     assert (found.artifacts.further, found.artifacts.reading) == (made.artifacts.further, made.artifacts.reading)
     assert found.artifacts.reading is not None
@@ -68,7 +68,7 @@ def test_equal_weights_of_variants_are_written_once(folder):
 
 def test_weights_outlive_their_file(folder):
     write_artifacts(folder, [variant(ARRAYS)])
-    (found,) = read_artifacts(folder).variants
+    (found,) = read_artifacts(folder)
     ArtifactFolders(folder.parent).remove(1 << 40)
     assert not folder.exists()
     assert not any(found.artifacts.weights.damaged())
@@ -77,7 +77,7 @@ def test_weights_outlive_their_file(folder):
 def test_use_is_noticed(folder):
     write_artifacts(folder, [variant(ARRAYS)])
     used = []
-    (found,) = read_artifacts(folder, on_use=lambda: used.append(1)).variants
+    (found,) = read_artifacts(folder, on_use=lambda: used.append(1))
     weights = found.artifacts.weights
     assert all(digest in weights for digest in weights)
     assert len(weights) == len(ARRAYS)
@@ -91,7 +91,7 @@ def test_a_changed_byte_of_a_weight_is_found(folder):
     content = bytearray((folder / "weights").read_bytes())
     content[0] ^= 1
     (folder / "weights").write_bytes(content)
-    (found,) = read_artifacts(folder, digest_on_disk(folder)).variants
+    (found,) = read_artifacts(folder, digest_on_disk(folder))
     assert sum(found.artifacts.weights.damaged()) == 1
 
 
@@ -160,7 +160,7 @@ def test_weights_of_a_plan_that_it_was_scaled_from_are_not_written_again(folder)
     write_artifacts(base, [variant(ARRAYS[:1])])
     write_artifacts(folder, [variant(ARRAYS[:2])], base)
     assert (folder / "weights").stat().st_size < sum(array.nbytes for array in ARRAYS[:2])
-    (first,), (found,) = read_artifacts(base).variants, read_artifacts(folder).variants
+    (first,), (found,) = read_artifacts(base), read_artifacts(folder)
     shutil.rmtree(base)  # what is mapped stays
     for digest, array in variant(ARRAYS[:2]).artifacts.weights.items():
         np.testing.assert_array_equal(found.artifacts.weights[digest], array)
@@ -171,7 +171,7 @@ def test_weights_of_a_plan_that_it_was_scaled_from_are_not_written_again(folder)
 
 def test_a_file_that_was_cut_off_while_it_was_mapped_is_refused(folder):
     write_artifacts(folder, [variant(ARRAYS)])
-    (found,) = read_artifacts(folder).variants
+    (found,) = read_artifacts(folder)
     with (folder / "weights").open("r+b") as stream:
         stream.truncate(8)
     with pytest.raises(PlanError, match="do not lie in a file of 8"):

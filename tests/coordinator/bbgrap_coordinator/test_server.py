@@ -154,24 +154,11 @@ def test_what_is_cancelled_has_no_answer_and_leaves_nothing(tmp_path):
         house.say(CancelPlanning(2), CancelPlanning(1), CancelPlanning(77))
         house.until(lambda: (house.folders.path(3) / "weights").exists())
         assert not psutil.pid_exists(before)
-        house.say(ForgetPlan(3))
+        house.say(CancelPlanning(3))
         house.until(lambda: house.jobs_on_disk() == [])
         assert house.answers() == []
 
     in_house(tmp_path, act, STRANGE)
-
-
-def test_an_answer_that_comes_too_late_is_removed(tmp_path):
-    def act(house):
-        files = model_in(house)
-        house.say(StartStandby(1, files), StartStandby(2, files))
-        house.until(lambda: len(house.answers()) == 2)
-        # as if it had been cancelled between the planner's answer and the moment it is taken
-        house.server.report(house.answers()[0])
-        house.until(lambda: house.jobs_on_disk() == [2])
-        assert len(house.answers()) == 2
-
-    in_house(tmp_path, act)
 
 
 def test_what_is_deployed_is_not_evicted(tmp_path):

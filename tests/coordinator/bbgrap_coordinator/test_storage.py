@@ -12,6 +12,7 @@ from bbgrap_coordinator.state_database import StateDatabase
 from bbgrap_coordinator.storage import Storage
 
 from bbgrap.cluster.types import NodeProfile
+from bbgrap.control.coordinator_instructions import RemoveProfile, SaveModel, SavePlan, SaveProfile
 from bbgrap.errors import UsageError
 from tests.coordinator.crashing import DIGEST, FILE
 from tests.coordinator.made import ARRAYS, plan, variant
@@ -31,15 +32,15 @@ def opened(home, **bounds):
 def save(storage, folders, job, **more):
     write_artifacts(folders.make(job), [variant(ARRAYS), variant([], "two")])
     storage.made(job)
-    storage.save_plan(plan(job, **more))
+    storage.carry_out(SavePlan(plan(job, **more)))
     storage.flush()
 
 
 def test_a_profile_is_forgotten(tmp_path):
     with opened(tmp_path) as (storage, _, _):
         for by_hand in (False, True):
-            storage.save_profile(NodeProfile("a"), by_hand=by_hand)
-        storage.forget_profile("a", by_hand=True)
+            storage.carry_out(SaveProfile(NodeProfile("a"), by_hand=by_hand))
+        storage.carry_out(RemoveProfile("a", by_hand=True))
     with opened(tmp_path) as (_, after, _):
         assert (list(after.measured), list(after.given)) == (["a"], [])
 
@@ -63,10 +64,10 @@ def test_everything_is_there_again(tmp_path):
         assert (before.plans, before.models, before.measured, before.given, before.saw_agents) == ((), {}, {}, {}, False)
         save(storage, folders, 5)
         save(storage, folders, 3, standby=True)
-        storage.save_plan(plan(5, quarantine="it ended two agents"))
-        storage.save_model(DIGEST, (FILE,))
-        storage.save_profile(NodeProfile("a"), by_hand=False)
-        storage.save_profile(NodeProfile("b"), by_hand=True)
+        storage.carry_out(SavePlan(plan(5, quarantine="it ended two agents")))
+        storage.carry_out(SaveModel(DIGEST, (FILE,)))
+        storage.carry_out(SaveProfile(NodeProfile("a"), by_hand=False))
+        storage.carry_out(SaveProfile(NodeProfile("b"), by_hand=True))
         storage.saw_agents()
     with opened(tmp_path) as (_, stored, _):
         assert [saved for saved, _ in stored.plans] == [plan(3, standby=True), plan(5, quarantine="it ended two agents")]
@@ -139,8 +140,8 @@ def test_a_row_that_cannot_be_read_costs_only_itself(tmp_path, caplog):
     with opened(tmp_path) as (storage, _, folders):
         save(storage, folders, 1)
         save(storage, folders, 2)
-        storage.save_profile(NodeProfile("a"), by_hand=True)
-        storage.save_profile(NodeProfile("b"), by_hand=True)
+        storage.carry_out(SaveProfile(NodeProfile("a"), by_hand=True))
+        storage.carry_out(SaveProfile(NodeProfile("b"), by_hand=True))
     database = sqlite3.connect(tmp_path / "state.db")
     database.execute("UPDATE plans SET content = x'93' WHERE job = 1")
     database.execute("UPDATE profiles SET content = 'text' WHERE node = 'a'")
@@ -155,8 +156,8 @@ def test_a_row_that_cannot_be_read_costs_only_itself(tmp_path, caplog):
 
 def test_models_whose_files_are_gone_are_forgotten(tmp_path):
     with opened(tmp_path) as (storage, _, _):
-        storage.save_model("1" * 64, (FILE,))
-        storage.save_model("2" * 64, (FILE, type(FILE)("data", "3" * 64, 9)))
+        storage.carry_out(SaveModel("1" * 64, (FILE,)))
+        storage.carry_out(SaveModel("2" * 64, (FILE, type(FILE)("data", "3" * 64, 9))))
     with opened(tmp_path) as (_, stored, _):
         assert list(stored.models) == ["1" * 64]
 
@@ -182,7 +183,7 @@ def test_a_plan_that_is_not_what_its_job_made_is_dropped(tmp_path, odd, caplog):
         for job in (1, 2):
             save(storage, folders, job)
         first, second = plan(1).variants
-        storage.save_plan(replace(plan(1), variants=(first, replace(second, **odd))))
+        storage.carry_out(SavePlan(replace(plan(1), variants=(first, replace(second, **odd)))))
     with opened(tmp_path) as (_, stored, _):
         assert jobs_of(stored) == jobs_on_disk(tmp_path) == [2]
     assert "plan of job 1 is dropped: its variants, or their nodes, are not those that its job made" in caplog.text
@@ -203,7 +204,7 @@ def test_damaged_weights_are_found_when_they_are_used_and_only_then(tmp_path, ca
         assert used[next(iter(used))] is not None
         storage.flush()
         assert "plan of job 1 is damaged on disk" in caplog.text
-        storage.save_plan(plan(1))
+        storage.carry_out(SavePlan(plan(1)))
     with opened(tmp_path) as (_, stored, _):
         assert stored.plans == ()
         assert jobs_on_disk(tmp_path) == []
@@ -232,7 +233,7 @@ def test_the_least_recently_saved_go_first_and_none_that_is_loaded(tmp_path):
         for job in (1, 2, 3):
             save(storage, folders, job)
         storage.loaded(21)  # the second variant of job 2
-        storage.save_plan(plan(1))
+        storage.carry_out(SavePlan(plan(1)))
         save(storage, folders, 4)
         storage.flush()
         assert jobs_on_disk(tmp_path) == [1, 2, 4]
@@ -257,11 +258,11 @@ def test_bytes_are_bounded_too(tmp_path):
 
 def test_what_cannot_be_written_is_said_and_costs_nothing_else(tmp_path, caplog):
     with opened(tmp_path) as (storage, _, folders):
-        storage.save_plan(plan(1))
+        storage.carry_out(SavePlan(plan(1)))
         storage.flush()
         assert "its artifacts are gone" in caplog.text
         storage._state._database.execute("DROP TABLE profiles")
-        storage.save_profile(NodeProfile("a"), by_hand=True)
+        storage.carry_out(SaveProfile(NodeProfile("a"), by_hand=True))
         save(storage, folders, 2)
         assert "something is not kept" in caplog.text
         assert jobs_on_disk(tmp_path) == [2]
