@@ -133,8 +133,8 @@ class RequestAssigner:
         """Whether a variant is for such requests, and no agent of it is busy with a segment of another one for unusually long."""
         if request.sequence is not None and not fits(variant, request.sequence, request):
             return False
-        members = [m for name in variant.parts if (m := self._members.by_name.get(name)) is not None]
-        return not any(is_stuck(m, self._loading) and m.beat.request != request.number for m in members)
+        there = self._members.living(variant.parts)
+        return not any(is_stuck(member, self._loading) and member.beat.request != request.number for member in there)
 
     def fits_nowhere(self, plan: ServedPlan, request: Request, now: float) -> bool:
         """Whether all that is loaded for a plan is for other requests than this one of a sequence, and nothing else will be."""

@@ -397,7 +397,7 @@ class CoordinatorMachine:
         for variant in late:
             names = ", ".join(sorted(variant.away or variant.pending))
             done += self.recovery.lose_variant(variant, names, f"no answer from {names} in time", now)
-        for variant, number in list(stalled(self.requests.open, self.members, self.loading, now)):
+        for variant, number in list(stalled(self.requests.open, self.loading, now)):
             done += self.faults.stalled(variant, number, now)
         unawaited = (*self.requests.synthetic.running(), *self.requests.verifying.in_flight())
         for variant, number in unawaited_stalled(unawaited, self.members, now):

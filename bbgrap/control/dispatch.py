@@ -198,14 +198,15 @@ class Requests:
 
     def _start(self, request: Request, variant: Variant, now: float) -> list[CoordinatorInstruction]:
         request.tracker.move("variant free")
-        if any(request.number < m.first_request for name in variant.parts if (m := self.members.by_name.get(name)) is not None):
+        there = self.members.living(variant.parts)
+        if any(request.number < member.first_request for member in there):
             self.table.renumber(request)  # it came before a node of the plan joined, and is not what that one may still work on
         self._lonely = 0 if self._is_busy() else request.number
         request.is_drawn = request.sequence is None and self.verifying.draw(request)
         request.epoch, message = variant.epoch, request.message
         variant.queue.running[request.number] = now
         variant.used = now
-        request.overtook = {name: m.finished for name in variant.parts if (m := self.members.by_name.get(name)) is not None}
+        request.overtook = {member.name: member.finished for member in there}
         if message.record:
             self.traces.begin(request.number, variant.devices)
         if request.sequence is not None:
@@ -274,9 +275,8 @@ class Requests:
         plan, alone = variant.plan, self._lonely == request.number
         log: list[CoordinatorInstruction] = []
         self._has_answered(plan)
-        for name in variant.parts:
-            if (member := self.members.by_name.get(name)) is not None:
-                member.finished += 1
+        for member in self.members.living(variant.parts):
+            member.finished += 1
         started = variant.queue.running[request.number]
         variant.answered += 1
         if plan.is_standby:

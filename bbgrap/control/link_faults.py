@@ -99,17 +99,16 @@ class LinkFaults:
     def try_all(self, variant: Variant, now: float) -> list[CoordinatorInstruction]:
         """Have the agents of a variant try each other; nothing is started on it before that is known."""
         done: list[CoordinatorInstruction] = []
-        for name in variant.parts:
-            member = self._members.by_name.get(name)
+        for member in self._members.living(variant.parts):
             for other in (*variant.parts, COORDINATOR):
-                if member is not None and other != name:
-                    variant.suspects.add(name)
+                if other != member.name:
+                    variant.suspects.add(member.name)
                     done += self._links.suspect(member, other, now)
         return done
 
     def _is_quiet(self, variant: Variant, now: float) -> bool:
         """Whether an agent of a variant may be gone."""
-        return any(member.is_quiet(now) for name in variant.parts if (member := self._members.by_name.get(name)) is not None)
+        return any(member.is_quiet(now) for member in self._members.living(variant.parts))
 
     def clear_untried(self, now: float) -> None:
         """Do not wait for trials that nobody has answered."""

@@ -89,7 +89,7 @@ class Links:
             if now - trial.began > TRIAL_S:
                 del self._trials[number]
         for pair, tried in list(self.apart.items()):
-            first = next((m for name in sorted(pair) if (m := self.members.by_name.get(name)) is not None), None)
+            first = next(iter(self.members.living(sorted(pair))), None)
             if first is not None and now - tried > AGAIN_S:
                 self.apart[pair] = now
                 (other,) = pair - {first.name}

@@ -337,7 +337,7 @@ class Loading:
         if plan.timing is not None:
             plan.timing.forget(variant.epoch)
         self.touch(plan)
-        living = [m for name in variant.parts if told and (m := self.members.by_name.get(name)) is not None]
+        living = self.members.living(variant.parts) if told else []
         done: list[CoordinatorInstruction] = [ToAgent(member.identity, Release(variant.epoch)) for member in living]
         kept = any(other.job == variant.job for other in plan.variants) or (plan.is_standby and plan.planned)
         return [*done, *([HostRelease(variant.epoch)] if variant.hosted else []), *([] if kept else [ForgetPlan(variant.job)])]
@@ -345,8 +345,7 @@ class Loading:
     def abandon(self, epoch: int, number: int, patience_s: float = PATIENCE_S) -> list[CoordinatorInstruction]:
         """Forget a request everywhere it may run; a worker that does not leave it within `patience_s` is ended."""
         variant = self.by_epoch.get(epoch)
-        parts = () if variant is None else variant.parts
-        living = [member for name in parts if (member := self.members.by_name.get(name)) is not None]
+        living = [] if variant is None else self.members.living(variant.parts)
         return [DropRequest(epoch, number), *(ToAgent(member.identity, Abandon(epoch, number, patience_s)) for member in living)]
 
     def saved(self, plan: ServedPlan, job: int) -> list[CoordinatorInstruction]:

@@ -19,7 +19,6 @@ from bbgrap.graph.types import Array, TensorType
 from bbgrap.protocol.addresses import host_of, place_of
 from bbgrap.protocol.limits import MAX_CHUNK_BYTES
 from bbgrap.protocol.messages import BytesLike, Heartbeat, Join, Peer, Refused, Rejoin, WeightChunk, Welcome
-from bbgrap.protocol.status_messages import NodeStatus
 from bbgrap.protocol.tensors import encode_array
 
 HEARTBEAT_S = 0.1
@@ -188,6 +187,10 @@ class Members:
         """The agents, by name: the device order of new deployments."""
         return tuple(self.by_name[name] for name in sorted(self.by_name))
 
+    def living(self, names: Iterable[str]) -> list[Member]:
+        """Return those of some agents that are there."""
+        return [member for name in names if (member := self.by_name.get(name)) is not None]
+
     def peers(self) -> tuple[Peer, ...]:
         """The data planes of all agents, and after them that of the coordinator."""
         alive = self.alive()
@@ -313,25 +316,3 @@ class Members:
     def _has_links_by_hand(self, member: Member) -> bool:
         given = (member.join.profile, self.overrides.get(member.name))
         return any(profile is not None and profile.links for profile in given)
-
-    def status(self, member: Member, standby_bytes: int, unreachable: tuple[str, ...], since: float) -> NodeStatus:
-        """Return an agent as `bbgrap nodes` lists it; `since` is when it joined, in seconds since 1970."""
-        join = member.join
-        return NodeStatus(
-            name=join.name,
-            address=join.data_address,
-            state=member.tracker.state,
-            threads=join.threads,
-            cores=join.cores,
-            memory_bytes=join.memory_bytes,
-            version=join.version,
-            onnxruntime=join.onnxruntime,
-            max_opset=join.max_opset,
-            profile=self.known_of(member),
-            used_bytes=member.beat.used_bytes,
-            standby_bytes=standby_bytes,
-            unreachable=unreachable,
-            since=since,
-            free_bytes=member.beat.free_bytes,
-            busy=member.busy,
-        )

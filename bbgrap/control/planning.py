@@ -364,7 +364,7 @@ class Planning:
         newest = [variant for variant in plan.variants if variant.job == plan.latest]
         if plan.job is not None or not newest:
             return "planning", 0, 1
-        fed = [self.members.by_name[name] for name in {n for v in newest for n in v.pending} if name in self.members.by_name]
+        fed = self.members.living({name for variant in newest for name in variant.pending})
         if to_feed := sum(member.to_feed for member in fed):
             return FEEDING, sum(member.fed for member in fed), to_feed
         total = sum(len(variant.parts) for variant in newest)

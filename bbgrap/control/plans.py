@@ -270,6 +270,11 @@ class ServedPlan:
         return None if known and len(known[0].artifacts.host.feeds) != len(self.shapes) else self.standby
 
     @property
+    def source(self) -> ServedPlan | None:
+        """What answers its requests now: itself or its standby."""
+        return self if self.serving else self.helper if self.helper is not None and self.helper.serving else None
+
+    @property
     def is_stream(self) -> bool:
         """Whether what counts is how many requests are done, not how soon one is."""
         return self.options is not None and self.options.objective == "throughput"
@@ -330,10 +335,6 @@ class ServedPlan:
         if self.standby is not None:
             self.standby.asked = now
 
-    def variant_of(self, epoch: int) -> Variant | None:
-        """Return the variant of that epoch."""
-        return next((variant for variant in self.variants if variant.epoch == epoch), None)
-
     def fails(self, world: str, fault: Fault, reason: str, now: float) -> None:
         """Note that it cannot be made for a world, and when that may be tried again: later each time."""
         self.failed[world] = (fault, reason)
@@ -362,11 +363,27 @@ class ServedPlan:
 
     def prepared(self, call: int) -> ModelPrepared:
         """Return the answer to `PrepareModel`: who serves now."""
-        source = self if self.serving else self.helper if self.helper is not None and self.helper.serving else None
+        source = self.source
         if source is None:
             return ModelPrepared(call, self.key, 0, (), json.dumps({**self._about(), "serving": "nobody yet"}))
         names = tuple(name for name, _ in source.serving[0].nodes)
         return ModelPrepared(call, self.key, source.number, names, json.dumps({**source.report(), **self._about(source)}))
+
+    def why_not(self) -> str:
+        """Return why none of its variants serves, in words."""
+        if self.quarantine:
+            return self.quarantine
+        if self.timing is not None:
+            return "the plan's variants are being timed"
+        if self.job is not None:
+            return "a plan is being made"
+        if self.is_arriving:
+            return "the plan is being loaded"
+        if self.failed:
+            return f"there is no plan: {next(reason for _, reason in self.failed.values())}"
+        if away := sorted({name for variant in self.variants for name in variant.away}):
+            return f"{', '.join(away)} is away" if len(away) == 1 else f"{', '.join(away)} are away"
+        return "the plan's links are being tried" if self.variants else "too few requests came with these shapes for a plan"
 
     def _about(self, source: ServedPlan | None = None) -> dict[str, Any]:
         """Return what is said of the plan besides the report of who serves."""

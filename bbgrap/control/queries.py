@@ -5,8 +5,7 @@ Laws: agents are inspected once for all who ask meanwhile; who says nothing for 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import count
 
 from bbgrap.control.audit import peer_of
@@ -59,10 +58,8 @@ class _Round:
     callers: list[Caller]
     waiting: set[str]
     """Agents, and the empty name for the coordinator's own machine."""
-    found: dict[str, inspection.NodeFacts] = field(default_factory=dict)
-    clocks: dict[str, tuple[float, float]] = field(default_factory=dict)
-    """What each clock showed, and when that was heard."""
-    own: MachineFacts | None = None
+    found: dict[str, tuple[MachineFacts, float]] = field(default_factory=dict)
+    """How each machine is, and when that was heard."""
 
 
 class Queries:
@@ -135,20 +132,17 @@ class Queries:
     def inspected(self, member: Member, message: Inspected, now: float) -> list[CoordinatorInstruction]:
         """Take how an agent's machine is."""
         running = self._round
-        if running is None or message.inspection != running.number or member.name not in running.waiting:
-            return []
-        running.waiting.discard(member.name)
-        running.clocks[member.name] = (message.facts.clock_s, now)
-        running.found[member.name] = inspection.NodeFacts(member.name, message.facts, 0.0, now - running.began)
-        return self._answer(running, now)
+        return [] if running is None or message.inspection != running.number else self._found(running, member.name, message.facts, now)
 
     def machine_read(self, facts: MachineFacts, now: float) -> list[CoordinatorInstruction]:
         """Take how the coordinator's own machine is."""
-        running = self._round
-        if running is None or "" not in running.waiting:
+        return [] if self._round is None else self._found(self._round, "", facts, now)
+
+    def _found(self, running: _Round, name: str, facts: MachineFacts, now: float) -> list[CoordinatorInstruction]:
+        if name not in running.waiting:
             return []
-        running.waiting.discard("")
-        running.own, running.clocks[""] = facts, (facts.clock_s, now)
+        running.waiting.remove(name)
+        running.found[name] = facts, now
         return self._answer(running, now)
 
     def lost(self, member: Member, now: float) -> list[CoordinatorInstruction]:
@@ -168,41 +162,20 @@ class Queries:
         if running.waiting and not late:
             return []
         self._round = None
-        own = running.clocks.get("")
-        nodes = tuple(self._node(found, running.clocks[name], own) for name, found in sorted(running.found.items()))
+        own, own_at = running.found.pop("", (None, 0.0))
+        nodes = []
+        for name, (facts, at) in sorted(running.found.items()):
+            # Each clock was read between the question and its answer.
+            ahead_s = 0.0 if own is None else (facts.clock_s - at) - (own.clock_s - own_at)
+            nodes.append(inspection.NodeFacts(name, facts, ahead_s, at - running.began))
         silent = tuple(sorted(running.waiting - {""}))
-        models = tuple(self._models(now))
-        return [ToClient(identity, Inspection(call, running.own, nodes, silent, models)) for identity, call in running.callers]
-
-    def _node(self, found: inspection.NodeFacts, heard: tuple[float, float], own: tuple[float, float] | None) -> inspection.NodeFacts:
-        """Compare clocks: each was read between the question and its answer."""
-        if own is None:
-            return found
-        return replace(found, ahead_s=(heard[0] - heard[1]) - (own[0] - own[1]))
-
-    def _models(self, now: float) -> Iterable[RequestedPlan]:
         lately = sorted((p for p in self.planning.plans.values() if p.is_used(now)), key=lambda plan: -plan.asked)
-        return map(_served, lately[:MAX_MODELS])
+        models = tuple(map(_served, lately[:MAX_MODELS]))
+        return [ToClient(identity, Inspection(call, own, tuple(nodes), silent, models)) for identity, call in running.callers]
 
 
 def _served(plan: ServedPlan) -> RequestedPlan:
-    serving = plan.serving or (plan.helper.serving if plan.helper is not None else [])
+    serving = [] if plan.source is None else plan.source.serving
     shapes = ", ".join(f"{name} {'x'.join(map(str, shape)) or '-'}" for name, shape in plan.shapes.items())[:_MAX_TEXT]
     nodes = tuple(dict.fromkeys(name for variant in serving for name in variant.parts))
-    return RequestedPlan(plan.model, shapes, nodes, "" if plan.serving else _why_not(plan)[:_MAX_TEXT], len(plan.waiting))
-
-
-def _why_not(plan: ServedPlan) -> str:
-    """Return why no variant of a plan serves."""
-    if plan.quarantine:
-        return plan.quarantine
-    if plan.failed:
-        return next(reason for _, reason in plan.failed.values())
-    if plan.job is not None:
-        return "it is being planned"
-    if plan.timing is not None:
-        return "its variants are being timed"
-    if plan.is_arriving:
-        return "it is being loaded"
-    away = sorted({name for variant in plan.variants for name in variant.away})
-    return f"its plan needs {', '.join(away)}, away now" if away else "too few requests came with these shapes for a plan"
+    return RequestedPlan(plan.model, shapes, nodes, "" if plan.serving else plan.why_not()[:_MAX_TEXT], len(plan.waiting))

@@ -44,8 +44,7 @@ def is_stuck(member: Member, loading: Loading) -> bool:
 
 def is_behind_another(variant: Variant, loading: Loading) -> bool:
     """Whether an agent of a variant is busy for unusually long, and not with it."""
-    there = [member for name in variant.parts if (member := loading.members.by_name.get(name)) is not None]
-    return any(is_stuck(member, loading) and member.beat.epoch != variant.epoch for member in there)
+    return any(is_stuck(member, loading) and member.beat.epoch != variant.epoch for member in loading.members.living(variant.parts))
 
 
 def is_unusual(variant: Variant, seconds: float) -> bool:
@@ -62,10 +61,10 @@ def kept_waiting(member: Member, loading: Loading) -> Iterator[tuple[Variant, li
                 yield variant, behind
 
 
-def stalled(requests: dict[int, Request], members: Members, loading: Loading, now: float) -> Iterator[tuple[Variant, int]]:
+def stalled(requests: dict[int, Request], loading: Loading, now: float) -> Iterator[tuple[Variant, int]]:
     """Yield the requests with which nothing goes on, and their variants."""
     for variant in [variant for variant in loading.by_epoch.values() if variant.queue.running]:
-        there = [member for name in variant.parts if (member := members.by_name.get(name)) is not None]
+        there = loading.members.living(variant.parts)
         for number, started in list(variant.queue.running.items()):
             request = requests.get(number)
             if request is None or request.tracker.state != "running":
@@ -102,8 +101,7 @@ def state_on_its_way_s(variant: Variant) -> float:
 def unawaited_stalled(running: Iterable[tuple[Variant, int, float, float]], members: Members, now: float) -> Iterator[tuple[Variant, int]]:
     """Yield the runs that no client waits for and with which nothing goes on, and their variants."""
     for variant, number, started, usual in running:
-        there = [member for name in variant.parts if (member := members.by_name.get(name)) is not None]
-        idle_since = max((member.idle_since for member in there), default=now)
+        idle_since = max((member.idle_since for member in members.living(variant.parts)), default=now)
         patience = max(UNAWAITED_STALLED_S, USUAL * usual) + state_on_its_way_s(variant)
         # Others may keep the agents busy; where it is known how long requests take, it does not take much longer.
         if now - max(idle_since, started) > patience or (usual and now - started > USUAL * patience):

@@ -55,11 +55,28 @@ class StatusReader:
 
     def node(self, member: Member) -> NodeStatus:
         """Return an agent."""
-        loading, verifying = self._requests.loading, self._requests.verifying
-        standbys, apart = loading.loaded_bytes(member.name, standbys=True), self._links.unreachable(member.name)
-        status = self._members.status(member, standbys, apart, self._statistics.time(member.since))
-        running = sum(len(variant.queue.running) for variant in loading.of_member(member.name))
-        return replace(status, verified=verifying.verified[member.name], differed=verifying.differed[member.name], running=running)
+        loading, verifying, join = self._requests.loading, self._requests.verifying, member.join
+        return NodeStatus(
+            name=join.name,
+            address=join.data_address,
+            state=member.tracker.state,
+            threads=join.threads,
+            cores=join.cores,
+            memory_bytes=join.memory_bytes,
+            version=join.version,
+            onnxruntime=join.onnxruntime,
+            max_opset=join.max_opset,
+            profile=self._members.known_of(member),
+            used_bytes=member.beat.used_bytes,
+            standby_bytes=loading.loaded_bytes(join.name, standbys=True),
+            unreachable=self._links.unreachable(join.name),
+            since=self._statistics.time(member.since),
+            free_bytes=member.beat.free_bytes,
+            busy=member.busy,
+            verified=verifying.verified[join.name],
+            differed=verifying.differed[join.name],
+            running=sum(len(variant.queue.running) for variant in loading.of_member(join.name)),
+        )
 
     def read(self, asked: ReadStatus, now: float) -> Status:
         """Return the answer to `ReadStatus`."""
@@ -85,7 +102,7 @@ class StatusReader:
         plan = self._requests.planning.plans.get(asked.plan)
         if plan is None:
             return None
-        source = _source(plan)
+        source = plan.source
         variant = None if source is None else source.serving[0]
         recorded = None if variant is None else self._statistics.recorded.get(variant.epoch)
         report = plan.prepared(asked.call).report
@@ -138,7 +155,7 @@ class StatusReader:
             )
 
     def _plan(self, plan: ServedPlan) -> PlanStatus:
-        source = _source(plan)
+        source = plan.source
         serving = [] if source is None else source.serving
         names = dict.fromkeys(name for variant in serving for name in variant.parts)
         serves: Literal["plan", "standby", "nobody"] = "nobody" if source is None else "plan" if source is plan else "standby"
@@ -151,7 +168,7 @@ class StatusReader:
             objective=plan.options.objective if plan.options is not None else "",
             serves=serves,
             variant=" and ".join(dict.fromkeys(variant.name for variant in serving)),
-            why=_why(plan, source)[:_WORST],
+            why=_why(plan)[:_WORST],
             epoch=serving[0].epoch if serving else 0,
             nodes=tuple(names),
             weight_bytes={name: max(variant.weight_bytes(name) for variant in serving) for name in names},
@@ -193,11 +210,6 @@ class StatusReader:
         return segments
 
 
-def _source(plan: ServedPlan) -> ServedPlan | None:
-    """Return what answers the requests of a plan: itself or its standby."""
-    return plan if plan.serving else plan.helper if plan.helper is not None and plan.helper.serving else None
-
-
 def _predicted(variant: Variant) -> Timeline:
     try:
         return read_timeline(variant.planned.report["predicted_timeline"])
@@ -209,24 +221,12 @@ def _seconds(timeline: Timeline) -> Mapping[tuple[int, int], float]:
     return {place: seconds for place, (_, seconds) in segment_seconds(timeline).items()}
 
 
-def _why(plan: ServedPlan, source: ServedPlan | None) -> str:
-    """Return why that answers, in words."""
-    if plan.quarantine:
-        return plan.quarantine
-    if source is plan:
-        times = {v.name: plan.policy.medians[v.epoch] for v in plan.variants if v.epoch in plan.policy.medians}
-        if len(times) < 2:
-            return "the only plan" if len(plan.open_variants) < 2 else "its variants were not timed"
-        told = ", ".join(f"{name} {1e3 * seconds:.1f} ms" for name, seconds in sorted(times.items(), key=lambda entry: entry[1]))
-        return f"measured: {told}"
-    if plan.timing is not None:
-        return "the plan's variants are being timed"
-    if plan.job is not None:
-        return "a plan is being made"
-    if plan.is_arriving:
-        return "the plan is being loaded"
-    if plan.failed:
-        return f"there is no plan: {next(reason for _, reason in plan.failed.values())}"
-    if away := sorted({name for variant in plan.variants for name in variant.away}):
-        return f"{', '.join(away)} is away" if len(away) == 1 else f"{', '.join(away)} are away"
-    return "no plan was asked for yet" if not plan.variants else "the plan's links are being tried"
+def _why(plan: ServedPlan) -> str:
+    """Return why that answers which does, in words."""
+    if not plan.serving:
+        return plan.why_not()
+    times = {v.name: plan.policy.medians[v.epoch] for v in plan.variants if v.epoch in plan.policy.medians}
+    if len(times) < 2:
+        return "the only plan" if len(plan.open_variants) < 2 else "its variants were not timed"
+    told = ", ".join(f"{name} {1e3 * seconds:.1f} ms" for name, seconds in sorted(times.items(), key=lambda entry: entry[1]))
+    return f"measured: {told}"

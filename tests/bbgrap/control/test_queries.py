@@ -68,7 +68,7 @@ def test_a_model_says_who_serves_it_and_why_no_plan_does():
     wire.wait(1.0)
     (model,) = wire.answer(ask(wire)).models
     assert model.nodes == ()
-    assert "away now" in model.why_not
+    assert "are away" in model.why_not
 
 
 def test_profiles_are_listed_and_forgotten_also_over_a_restart():
