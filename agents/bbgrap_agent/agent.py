@@ -25,15 +25,13 @@ from bbgrap.control.agent import AgentMachine
 from bbgrap.control.to_coordinator import Reconnect, ToCoordinator
 from bbgrap.errors import RemoteProtocolError
 from bbgrap.protocol.directions import TO_AGENT, TO_COORDINATOR
-from bbgrap.protocol.inspection import Inspected
+from bbgrap.protocol.inspection import Inspect, Inspected
 from bbgrap.protocol.key_messages import Enrolled
-from bbgrap.protocol.messages import LinkBroken, LinksMeasured, LinksTried, Measured, Recorded, RequestFailed
 from bbgrap.transport.control_client import ControlClient
 from bbgrap.transport.identity import TlsIdentity
 from bbgrap.transport.wakeup_queue import WakeupQueue
 from bbgrap_agent.nanny import Nanny, WorkerEnded
 from bbgrap_agent.own_address import AddressWatch
-from bbgrap_agent.pipe import FromWorker
 from bbgrap_agent.worker_settings import WorkerSettings
 
 LOOK_S = 0.1
@@ -68,7 +66,7 @@ class Agent:
         """
         self._control = control
         self._profile = profile
-        self._inbox: WakeupQueue[FromWorker | WorkerEnded | _Stop | Inspected] = WakeupQueue()
+        self._inbox: WakeupQueue[events.FromWorker | WorkerEnded | _Stop | Inspected] = WakeupQueue()
         self._nanny = Nanny(listener, settings, self._inbox.put, identity)
         self._machine: AgentMachine | None = None
         self._fault: str | None = None
@@ -125,7 +123,7 @@ class Agent:
             except RemoteProtocolError as error:
                 _log.warning("dropped a message of the coordinator: %s", error)
 
-    def _take(self, event: FromWorker | WorkerEnded | _Stop | Inspected) -> None:
+    def _take(self, event: events.FromWorker | WorkerEnded | _Stop | Inspected) -> None:
         match event:
             case _Stop(reason):
                 if self._machine is None:
@@ -143,9 +141,7 @@ class Agent:
                     self._machine = AgentMachine(replace(introduction, profile=self._profile), time.monotonic())
                 else:
                     self._handle(event)
-            case RequestFailed() | Recorded() | Measured() | LinksMeasured() | LinksTried() | LinkBroken() | Inspected():
-                self._handle(events.Outcome(event))
-            case events.WeightsChecked() | events.WeightArrived() | events.DeploymentLoaded():
+            case _:
                 self._handle(event)
 
     def _handle(self, event: events.AgentEvent, now: float | None = None) -> None:
@@ -158,7 +154,7 @@ class Agent:
         match instruction:
             case ToCoordinator(message):
                 self._control.send(TO_COORDINATOR.encode(message))
-            case events.InspectMachine(inspection):
+            case Inspect(inspection):
                 self._read_machine(inspection)
             case Reconnect():
                 self._control.reopen()

@@ -28,7 +28,7 @@ from bbgrap.protocol.messages import Abandon, Deploy, Heartbeat
 from bbgrap.transport.identity import TlsIdentity
 from bbgrap.transport.memory_broker import start_broker
 from bbgrap_agent.exit_causes import cause_of, oom_kills, sentence_of
-from bbgrap_agent.pipe import FROM_WORKER, TO_WORKER, FromWorker, Pipe
+from bbgrap_agent.pipe import FROM_WORKER, TO_WORKER, Pipe
 from bbgrap_agent.progress import WorkerProgress, shared_memory
 from bbgrap_agent.weight_files import DeployedFiles
 from bbgrap_agent.worker_settings import WorkerSettings
@@ -88,7 +88,7 @@ class _Child:
         number: int,
         listener: socket.socket,
         settings: WorkerSettings,
-        put: Callable[[FromWorker | WorkerEnded], None],
+        put: Callable[[events.FromWorker | WorkerEnded], None],
         identity: TlsIdentity | None,
     ) -> None:
         """Start it, and the threads that write to it and listen to it; it is the worker of this number.
@@ -149,7 +149,7 @@ class _Child:
         except (OSError, IndexError, ValueError):
             return 0
 
-    def _listen(self, number: int, put: Callable[[FromWorker | WorkerEnded], None]) -> None:
+    def _listen(self, number: int, put: Callable[[events.FromWorker | WorkerEnded], None]) -> None:
         """Hand on what it says, and its end; in a thread of its own."""
         fault = ""
         try:
@@ -176,7 +176,7 @@ class Nanny:
         self,
         listener: socket.socket,
         settings: WorkerSettings,
-        put: Callable[[FromWorker | WorkerEnded], None],
+        put: Callable[[events.FromWorker | WorkerEnded], None],
         identity: TlsIdentity | None = None,
     ) -> None:
         """Start nothing yet; what workers say, and their ends, go to `put`, from another thread. `listener` is that of their data plane.

@@ -17,24 +17,11 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Generic, TypeVar, get_args
 
-from bbgrap.control.agent_events import DeploymentLoaded, ToWorker, WeightArrived, WeightsChecked, WorkerReady
+from bbgrap.control.agent_events import FromWorker, ToWorker
 from bbgrap.errors import LocalProtocolError, RemoteProtocolError
 from bbgrap.protocol.codec import Codec
 from bbgrap.protocol.limits import MAX_CHUNK_BYTES, MAX_HEADER_BYTES
-from bbgrap.protocol.messages import BytesLike, LinkBroken, LinksMeasured, LinksTried, Measured, Recorded, RequestFailed, WeightChunk
-
-FromWorker = (
-    WorkerReady
-    | WeightsChecked
-    | WeightArrived
-    | DeploymentLoaded
-    | RequestFailed
-    | Recorded
-    | Measured
-    | LinksMeasured
-    | LinksTried
-    | LinkBroken
-)
+from bbgrap.protocol.messages import BytesLike, WeightChunk
 
 TO_WORKER: Codec[ToWorker] = Codec(*get_args(ToWorker))
 FROM_WORKER: Codec[FromWorker] = Codec(*get_args(FromWorker))

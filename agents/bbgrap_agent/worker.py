@@ -27,7 +27,16 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from bbgrap.control.agent_events import CheckWeights, DeploymentLoaded, DropBefore, ToWorker, WeightArrived, WeightsChecked, WorkerReady
+from bbgrap.control.agent_events import (
+    CheckWeights,
+    DeploymentLoaded,
+    DropBefore,
+    FromWorker,
+    ToWorker,
+    WeightArrived,
+    WeightsChecked,
+    WorkerReady,
+)
 from bbgrap.engine.sessions import give_back_arena, share_arena
 from bbgrap.errors import BbgrapError, ExecutionError, ModelError
 from bbgrap.observing.logs import inherited_format, name_node, write_logs
@@ -60,7 +69,7 @@ from bbgrap_agent.introduction import introduce
 from bbgrap_agent.link_measurement import AnsweredPeers, measure_links, unreachable
 from bbgrap_agent.loading import load, reachable
 from bbgrap_agent.machine_probe import measure_machine
-from bbgrap_agent.pipe import FROM_WORKER, TO_WORKER, FromWorker, Pipe
+from bbgrap_agent.pipe import FROM_WORKER, TO_WORKER, Pipe
 from bbgrap_agent.progress import WorkerProgress
 from bbgrap_agent.sequence_states import DEFAULT_BYTES, PART, SequenceStates
 from bbgrap_agent.shared_segments import SharedSegments

@@ -19,9 +19,7 @@ from bbgrap.control.agent_events import (
     AgentInstruction,
     AgentTick,
     DeploymentLoaded,
-    InspectMachine,
     LogLine,
-    Outcome,
     Quit,
     Received,
     Stop,
@@ -134,8 +132,6 @@ class AgentMachine:
                 return self._heard_or_kept(self._deployments.weight_arrived(event, now))
             case DeploymentLoaded():
                 return self._heard_or_kept(self._deployments.loaded(event, now))
-            case Outcome(message):
-                return self._heard_or_kept([ToCoordinator(message)] if self._is_wanted(message) else [])
             case WorkerReady():
                 self._worker_ready = True
                 return [*self._measurements.worker_ready(), *self._deployments.worker_ready(now)]
@@ -143,6 +139,8 @@ class AgentMachine:
                 return self._heard_or_kept(self._on_worker_died(event))
             case Stop():
                 return self._on_stop(event.reason)
+            case _:
+                return self._heard_or_kept([ToCoordinator(event)] if self._is_wanted(event) else [])
 
     def _on_message(self, message: AgentCommand, now: float) -> list[AgentInstruction]:  # noqa: C901 - one branch per message
         was = self._tracker.state
@@ -170,8 +168,8 @@ class AgentMachine:
                 return self._deployments.release(message.epoch, "Release")
             case Measure() | MeasureLinks() | EndMeasuring() | TryLinks() | AnswerPings():
                 return self._measurements.take(message, ready=self._worker_ready)
-            case Inspect(inspection):
-                return [InspectMachine(inspection)]
+            case Inspect():
+                return [message]
 
     def _ask_to_join(self, now: float) -> AgentInstruction:
         self._spoke = now

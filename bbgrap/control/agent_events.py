@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from bbgrap.control.to_coordinator import Reconnect, ToCoordinator
-from bbgrap.protocol.inspection import Inspected
+from bbgrap.protocol.inspection import Inspect, Inspected
 from bbgrap.protocol.messages import (
     Abandon,
     AgentCommand,
@@ -75,13 +75,6 @@ class DeploymentLoaded:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
-    """A request failed on this agent or its records are there, or the answer to `Measuring`: what the coordinator is told of it."""
-
-    message: RequestFailed | Recorded | Measured | LinksMeasured | LinksTried | LinkBroken | Inspected
-
-
-@dataclass(frozen=True, slots=True)
 class WorkerReady:
     """A worker takes instructions; `introduction` is what it found out about this machine."""
 
@@ -111,7 +104,13 @@ class Stop:
     reason: str
 
 
-AgentEvent = Received | AgentTick | WeightsChecked | WeightArrived | DeploymentLoaded | Outcome | WorkerReady | WorkerDied | Stop
+Outcome = RequestFailed | Recorded | Measured | LinksMeasured | LinksTried | LinkBroken
+"""A request failed on this agent or its records are there, or the answer to `Measuring`: what the coordinator is told of it."""
+
+FromWorker = WorkerReady | WeightsChecked | WeightArrived | DeploymentLoaded | Outcome
+"""What the worker says."""
+
+AgentEvent = Received | AgentTick | FromWorker | WorkerDied | Inspected | Stop
 
 
 # --- instructions ---------------------------------------------------------------------------------------------------------------
@@ -130,13 +129,6 @@ class DropBefore:
     """Forget all requests with lower numbers."""
 
     request: int
-
-
-@dataclass(frozen=True, slots=True)
-class InspectMachine:
-    """Find out how this machine is, without the worker; answer with an `Outcome`."""
-
-    inspection: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,4 +151,5 @@ Measuring = Measure | MeasureLinks | EndMeasuring | TryLinks | AnswerPings
 ToWorker = CheckWeights | WeightChunk | Deploy | Release | Abandon | DropBefore | Measuring
 """What the worker is told: mostly in the coordinator's own words."""
 
-AgentInstruction = ToCoordinator[AgentMessage] | ToWorker | InspectMachine | Reconnect | LogLine | Quit
+AgentInstruction = ToCoordinator[AgentMessage] | ToWorker | Inspect | Reconnect | LogLine | Quit
+"""`Inspect`: find out how this machine is, without the worker, and answer with `Inspected`."""

@@ -13,8 +13,10 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping
 from enum import Enum
+from typing import get_args
 
 from bbgrap.errors import LocalProtocolError, RemoteProtocolError
+from bbgrap.protocol.messages import AgentCommand, AgentMessage, Join, Leave, Refused, Rejoin, Welcome
 
 Table = Mapping[str, Mapping[str, str]]
 
@@ -36,34 +38,13 @@ def _stays(state: str, *events: str) -> Mapping[str, str]:
     return dict.fromkeys(events, state)
 
 
-_COMMANDS = (
-    "HeartbeatSeen",
-    "Deploy",
-    "WeightChunk",
-    "Abandon",
-    "Release",
-    "Measure",
-    "MeasureLinks",
-    "EndMeasuring",
-    "TryLinks",
-    "AnswerPings",
-    "Inspect",
-)
-_REPORTS = (
-    "Heartbeat",
-    "WeightsMissing",
-    "WeightStored",
-    "Deployed",
-    "DeploymentFailed",
-    "RequestFailed",
-    "Recorded",
-    "Measured",
-    "LinksMeasured",
-    "LinksTried",
-    "LinkBroken",
-    "WorkerLost",
-    "Inspected",
-)
+def _names(union: object, *but: type) -> tuple[str, ...]:
+    """Return the names of messages, all of a union but these."""
+    return tuple(kind.__name__ for kind in get_args(union) if kind not in but)
+
+
+_COMMANDS = _names(AgentCommand, Welcome, Refused, Rejoin)
+_REPORTS = _names(AgentMessage, Join, Leave)
 _LOADING = ("WeightsMissing", "Deployed", "DeploymentFailed")
 _ANSWERED = dict.fromkeys(("finished", "RequestFailed", "failed", "Cancel", "deadline"), "answered")
 

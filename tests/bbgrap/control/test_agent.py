@@ -158,7 +158,7 @@ def test_what_comes_while_there_is_no_worker_waits_for_the_next_one():
     agent.ready()
     assert agent.asked[:2] == [m.AnswerPings(peers), m.TryLinks(5, peers)]
     assert [i.epoch for i in agent.asked[2:]] == [3]
-    agent.handle(ae.Outcome(m.LinksTried(5, ())))
+    agent.handle(m.LinksTried(5, ()))
     assert agent.said == [m.LinksTried(5, ())]
 
 
@@ -167,7 +167,7 @@ def test_a_measurement_is_ended_by_the_worker_and_not_begun_by_the_next_one():
     agent.tell(m.Measure(4))
     agent.tell(m.EndMeasuring(4))
     assert agent.asked == [m.EndMeasuring(4)]
-    agent.handle(ae.Outcome(m.Measured(4, None, "broken off")))
+    agent.handle(m.Measured(4, None, "broken off"))
     assert agent.said == [m.Measured(4, None, "broken off")]
     agent.die()
     for message in (m.Measure(5), m.Measure(6), m.EndMeasuring(5)):
@@ -213,9 +213,9 @@ def test_what_happens_while_nobody_listens_is_said_of_what_is_kept():
     agent.tell(m.Measure(4))
     agent.silence()
     for event in (
-        ae.Outcome(m.RequestFailed(1, 7, "no")),
-        ae.Outcome(m.RequestFailed(2, 8, "no")),
-        ae.Outcome(m.Measured(4, None, "no")),
+        m.RequestFailed(1, 7, "no"),
+        m.RequestFailed(2, 8, "no"),
+        m.Measured(4, None, "no"),
     ):
         assert agent.handle(event) == []
     agent.tell(m.Welcome(2, 0.1, 0.6, keep=(2,)))

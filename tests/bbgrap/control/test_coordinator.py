@@ -166,9 +166,9 @@ def test_a_profile_by_hand_goes_over_what_was_measured_field_by_field():
     fast, slow, guess = Speed("conv3x3", 2e9), Speed("matmul", 1e9), Speed("conv3x3", 5.0)
     wire.call(lambda n: c.MeasureNodes(n, ""))
     wire.settle()
-    wire.to_agent(agent, ae.Outcome(m.Measured(1, NodeProfile("a", threads=4, work=(guess, slow)), "")))
+    wire.to_agent(agent, m.Measured(1, NodeProfile("a", threads=4, work=(guess, slow)), ""))
     wire.settle()
-    wire.to_agent(agent, ae.Outcome(m.LinksMeasured(2, (LinkProfile("b", 1e9, 1e-4),), "")))
+    wire.to_agent(agent, m.LinksMeasured(2, (LinkProfile("b", 1e9, 1e-4),), ""))
     wire.settle()
     for profile in (NodeProfile("a", 0.5, group="left", work=(fast,)), NodeProfile("later", 3.0)):
         wire.call(lambda n, profile=profile: c.SetProfile(n, profile))
@@ -292,7 +292,7 @@ def test_a_kernel_error_names_the_agent():
     call = wire.run()
     wire.deliver_all()
     (start,) = wire.started.values()
-    wire.to_agent(wire.agent("a"), ae.Outcome(m.RequestFailed(start.epoch, start.request, "segment 's': broken")))
+    wire.to_agent(wire.agent("a"), m.RequestFailed(start.epoch, start.request, "segment 's': broken"))
     wire.deliver_all()
     assert wire.answer(call).reason == "agent 'a': segment 's': broken"
 

@@ -5,7 +5,6 @@ from dataclasses import replace
 
 import pytest
 
-from bbgrap.control import agent_events as ae
 from bbgrap.control import coordinator_events as ce
 from bbgrap.control import coordinator_settings
 from bbgrap.control.eviction import MAX_LOADED
@@ -113,7 +112,7 @@ def test_a_model_that_does_not_take_synthetic_inputs_is_prepared_all_the_same():
     reach(wire, "measuring")
     ((number, start),) = wire.started.items()
     agent = next(agent for agent in wire.agents.values() if start.epoch in agent.loaded)
-    wire.to_agent(agent, ae.Outcome(m.RequestFailed(start.epoch, number, "no such index")))
+    wire.to_agent(agent, m.RequestFailed(start.epoch, number, "no such index"))
     wire.until_answered(call)
     assert "measured" not in json.loads(wire.answer(call).report)
     assert (start.epoch, number) in {drop for agent in wire.agents.values() for drop in agent.dropped}

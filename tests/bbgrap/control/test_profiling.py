@@ -38,9 +38,9 @@ def finish(wire: Wire, name: str, fault: str = "") -> None:
 def answer(agent: FakeAgent, fault: str = "") -> ae.Outcome:
     match agent.measuring.pop(0):
         case m.Measure(number):
-            return ae.Outcome(m.Measured(number, None if fault else NodeProfile(agent.name, work=WORK), fault))
+            return m.Measured(number, None if fault else NodeProfile(agent.name, work=WORK), fault)
         case m.MeasureLinks(number, _):
-            return ae.Outcome(m.LinksMeasured(number, () if fault else LINKS, fault))
+            return m.LinksMeasured(number, () if fault else LINKS, fault)
 
 
 def profile(name: str) -> NodeProfile:
@@ -159,16 +159,16 @@ def test_an_answer_to_something_else_changes_nothing():
     (agent,) = wire.agents.values()
     call = measure(wire)
     for stray in (m.LinksMeasured(1, LINKS, ""), m.Measured(2, profile("a"), ""), m.LinksMeasured(2, LINKS, "")):
-        wire.to_agent(agent, ae.Outcome(stray))
+        wire.to_agent(agent, stray)
         wire.settle()
     assert measuring(wire) == {"a": "Measure"}
     finish(wire, "a")
     for stray in (m.Measured(2, profile("a"), ""), m.Measured(1, None, "again"), m.LinksMeasured(1, (), "")):
-        wire.to_agent(agent, ae.Outcome(stray))
+        wire.to_agent(agent, stray)
         wire.settle()
     finish(wire, "a")
     assert wire.answer(call) == c.Profiles(call, (profile("a"),))
-    wire.to_agent(agent, ae.Outcome(m.LinksMeasured(2, (), "")))
+    wire.to_agent(agent, m.LinksMeasured(2, (), ""))
     wire.settle()
     assert known(wire) == {"a": profile("a")}
 

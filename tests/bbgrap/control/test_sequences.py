@@ -10,7 +10,6 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from bbgrap.compiler.artifacts import Artifacts
 from bbgrap.compiler.sequences import for_sequences
-from bbgrap.control import agent_events as ae
 from bbgrap.control import coordinator_events as ce
 from bbgrap.control import coordinator_instructions, coordinator_settings
 from bbgrap.control.planning import plan_key
@@ -91,7 +90,7 @@ class Counters(Wire):
                 continue
             if sum(map(len, start.payload)) > 8 * self.most:
                 del self.started[number]
-                self.to_agent(agents[0], ae.Outcome(m.RequestFailed(start.epoch, number, "too many")))
+                self.to_agent(agents[0], m.RequestFailed(start.epoch, number, "too many"))
                 continue
             totals = set()
             for agent in agents[:only]:
@@ -99,7 +98,7 @@ class Counters(Wire):
                 found = self.held(agent).begin(owner, start.before)
                 if start.before and found is None:
                     del self.started[number]
-                    self.to_agent(agent, ae.Outcome(m.RequestFailed(start.epoch, number, "gone", lost=True)))
+                    self.to_agent(agent, m.RequestFailed(start.epoch, number, "gone", lost=True))
                     break
                 total = (int(found[0][0]) if start.before else 0) + sum(int(np.frombuffer(each, np.int64).sum()) for each in start.payload)
                 self.held(agent).keep(owner, number, [np.array([total])])

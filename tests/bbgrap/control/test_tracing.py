@@ -1,6 +1,5 @@
 """Stories of traced requests: events in, answers out."""
 
-from bbgrap.control import agent_events as ae
 from bbgrap.control import coordinator_events as ce
 from bbgrap.protocol import client_messages as c
 from bbgrap.protocol import messages as m
@@ -44,11 +43,11 @@ def test_records_may_come_before_the_answer_twice_and_late():
     call, number, epoch = running(wire)
     first, second = wire.agents.values()
     for agent, device in ((first, 0), (first, 0), (second, 1)):
-        wire.to_agent(agent, ae.Outcome(m.Recorded(epoch, number, record_of(device))))
+        wire.to_agent(agent, m.Recorded(epoch, number, record_of(device)))
         wire.settle()
     assert wire.answers[call] == []
     wire.to_coordinator(ce.RequestDone(number, (), (), record_of(2)))
-    wire.to_agent(first, ae.Outcome(m.Recorded(epoch, number, record_of(0))))
+    wire.to_agent(first, m.Recorded(epoch, number, record_of(0)))
     wire.settle()
     assert [record.device for record in wire.answer(call).records] == [0, 1, 2]
 
@@ -57,7 +56,7 @@ def test_a_request_is_answered_without_records_when_one_does_not_come():
     wire = ready_wire("a", "b")
     call, number, epoch = running(wire)
     first, _ = wire.agents.values()
-    wire.to_agent(first, ae.Outcome(m.Recorded(epoch, number, record_of(0))))
+    wire.to_agent(first, m.Recorded(epoch, number, record_of(0)))
     wire.to_coordinator(ce.RequestDone(number, (), (), record_of(2)))
     for _ in range(12):
         wire.settle()
@@ -86,12 +85,12 @@ def test_records_of_others_are_refused():
     call, number, epoch = running(wire)
     first, second = wire.agents.values()
     wire.to_coordinator(ce.RequestDone(number, (), (), record_of(2)))
-    wire.to_agent(first, ae.Outcome(m.Recorded(epoch, number, record_of(0))))
-    wire.to_agent(first, ae.Outcome(m.Recorded(epoch, number, record_of(1))))
+    wire.to_agent(first, m.Recorded(epoch, number, record_of(0)))
+    wire.to_agent(first, m.Recorded(epoch, number, record_of(1)))
     wire.settle()
     wire.to_coordinator(ce.FromPeer(second.identity, m.Recorded(epoch + 1, number, record_of(1))))
     assert wire.answers[call] == []
-    wire.to_agent(second, ae.Outcome(m.Recorded(epoch, number, record_of(1))))
+    wire.to_agent(second, m.Recorded(epoch, number, record_of(1)))
     wire.settle()
     assert isinstance(wire.answer(call), c.RunResult)
 

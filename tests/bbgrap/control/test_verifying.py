@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import pytest
 
-from bbgrap.control import agent_events as ae
 from bbgrap.control import coordinator_events as ce
 from bbgrap.control import coordinator_instructions, coordinator_settings, verifying
 from bbgrap.control.audit import EVERY_S
@@ -226,7 +225,7 @@ def test_a_node_on_which_second_runs_fail_is_told_and_another_one_asked():
     wire = stream("a", "b", "c")
     second = second_run(wire)
     (broken,) = wire.nodes_of(second)
-    wire.to_agent(wire.agent(broken), ae.Outcome(m.RequestFailed(second.epoch, second.request, "no luck")))
+    wire.to_agent(wire.agent(broken), m.RequestFailed(second.epoch, second.request, "no luck"))
     again = only_start(wire)
     assert broken not in wire.nodes_of(again)
     assert any(f"a second run failed on '{broken}': agent '{broken}': no luck" in text for text in wire.told)

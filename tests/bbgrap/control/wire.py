@@ -271,7 +271,7 @@ class Wire:
                 if start.record:
                     devices = {peer.name: peer.device for peer in self.parts.get(start.epoch, ())}
                     for agent in [agent for agent in self.agents.values() if agent.name in devices]:
-                        self.to_agent(agent, ae.Outcome(m.Recorded(start.epoch, number, record_of(devices[agent.name]))))
+                        self.to_agent(agent, m.Recorded(start.epoch, number, record_of(devices[agent.name])))
                 done = True
         return done
 
@@ -313,10 +313,10 @@ class Wire:
                 agent.measuring = [asked for asked in agent.measuring if asked.measurement != number]
             case m.TryLinks(trial, peers):
                 lost = tuple(peer.device for peer in peers if self.is_cut((agent.name, peer.name)) or not self.is_there(peer.name))
-                self.to_agent(agent, ae.Outcome(m.LinksTried(trial, lost)))
-            case ae.InspectMachine(number) if agent.ahead_s is not None:
-                self.to_agent(agent, ae.Outcome(i.Inspected(number, replace(FACTS, clock_s=self.now + agent.ahead_s))))
-            case ae.DropBefore() | m.AnswerPings() | ae.InspectMachine() | ae.Reconnect() | ae.LogLine():
+                self.to_agent(agent, m.LinksTried(trial, lost))
+            case i.Inspect(number) if agent.ahead_s is not None:
+                self.to_agent(agent, i.Inspected(number, replace(FACTS, clock_s=self.now + agent.ahead_s)))
+            case ae.DropBefore() | m.AnswerPings() | i.Inspect() | ae.Reconnect() | ae.LogLine():
                 pass
 
     def is_there(self, name: str) -> bool:

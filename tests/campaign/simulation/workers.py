@@ -79,7 +79,7 @@ class Worker(Process):
 
     def link_broken(self, address: str) -> None:
         """Say so."""
-        self.do(self.agent.hear, ae.Outcome(m.LinkBroken(address, "broken")))
+        self.do(self.agent.hear, m.LinkBroken(address, "broken"))
 
     def knows(self, address: str) -> bool:
         """Whether a deployment is connected to it."""
@@ -137,7 +137,7 @@ class Worker(Process):
     def _ended(self, key: Key, out: str, then: Callable[[str], None], token: str) -> None:
         self.steps += 1
         if "!fail" in token:
-            self.agent.hear(ae.Outcome(m.RequestFailed(*key, "segment: broken")))
+            self.agent.hear(m.RequestFailed(*key, "segment: broken"))
             self.executor.failed(key)
         else:
             then(out)
@@ -146,7 +146,7 @@ class Worker(Process):
         del token
         if recorded:
             device = self.agent.device_of(key[0])
-            self.agent.hear(ae.Outcome(m.Recorded(*key, record_of(device))))
+            self.agent.hear(m.Recorded(*key, record_of(device)))
 
     # --- what the nanny tells -------------------------------------------------------------------------------------------------------
 
@@ -173,10 +173,10 @@ class Worker(Process):
                 self.executor.post(lambda: self._allow(peers))
             case m.Measure(number):
                 profile = NodeProfile(self.name, work=(Speed("matmul", 1e9 * self.agent.speed),))
-                self._job(0.5, lambda: say(ae.Outcome(m.Measured(number, profile, ""))))
+                self._job(0.5, lambda: say(m.Measured(number, profile, "")))
             case m.MeasureLinks(number, peers):
                 links = tuple(LinkProfile(peer.name, 1e9, 1e-4) for peer in peers)
-                self._job(0.1 * len(links), lambda: say(ae.Outcome(m.LinksMeasured(number, links, ""))))
+                self._job(0.1 * len(links), lambda: say(m.LinksMeasured(number, links, "")))
             case m.EndMeasuring():
                 pass  # it ends soon by itself
             case m.TryLinks():
@@ -194,7 +194,7 @@ class Worker(Process):
         devices = {peer.address: peer.device for peer in trial.peers}
 
         def tried(missing: tuple[str, ...]) -> None:
-            self.agent.hear(ae.Outcome(m.LinksTried(trial.trial, tuple(devices[address] for address in missing))))
+            self.agent.hear(m.LinksTried(trial.trial, tuple(devices[address] for address in missing)))
             self._links.popleft()
             self._try()
 
@@ -267,7 +267,7 @@ class Worker(Process):
         def connected(missing: tuple[str, ...]) -> None:
             fault = f"peer at {missing[0]} does not answer" if missing else ""
             for address in missing:
-                self.agent.hear(ae.Outcome(m.LinkBroken(address, "it does not answer")))
+                self.agent.hear(m.LinkBroken(address, "it does not answer"))
             self.agent.hear(ae.DeploymentLoaded(epoch, 0.1, fault))
 
         def said(event: ae.DeploymentLoaded) -> None:
