@@ -31,7 +31,7 @@ from bbgrap.control.sequences import NO_PROGRAM, Sequences
 from bbgrap.control.spare_plans import SparePlans
 from bbgrap.control.standby import Standbys
 from bbgrap.control.synthetic_requests import SyntheticRequests
-from bbgrap.control.tracing import Traces
+from bbgrap.control.tracing import Trace
 from bbgrap.control.verifying import Verifying
 from bbgrap.protocol.client_messages import Failed, Fault, PrepareModel, RunModel, RunResult
 from bbgrap.protocol.messages import Recorded, RequestFailed
@@ -64,8 +64,7 @@ class Requests:
         self.spares = spares
         self.statistics = statistics
         self.counts = RunCounts()
-        self.traces = Traces()
-        self.table = OpenRequests(settings, loading, statistics, self.traces, self.counts)
+        self.table = OpenRequests(settings, loading, statistics, self.counts)
         self.open = self.table.by_number
         self._lonely = 0
         self.sequences = Sequences(loading, statistics, settings.keep)
@@ -208,7 +207,7 @@ class Requests:
         variant.used = now
         request.overtook = {member.name: member.finished for member in there}
         if message.record:
-            self.traces.begin(request.number, variant.devices)
+            request.trace = Trace(variant.devices)
         if request.sequence is not None:
             return self.sequences.start(request, request.sequence, variant)
         # What is compared later must not be where the client can write.
@@ -234,9 +233,9 @@ class Requests:
             return []
         if request.sequence is not None and not self.sequences.ran(request, request.sequence):
             return self._go_on_replaying(request, now)
-        if request.message.record:
+        if request.trace is not None:
             request.tracker.move("computed")
-            self.traces.computed(event, now)
+            request.trace.done, request.trace.since = event, now
             return self._answer_traced(request)
         return self._answer(request, event, (), now)
 
@@ -249,7 +248,7 @@ class Requests:
         self.table.renumber(request)
         variant.queue.running[request.number] = now
         if request.message.record:
-            self.traces.begin(request.number, variant.devices)
+            request.trace = Trace(variant.devices)
         return self.sequences.start(request, request.sequence, variant)
 
     def recorded(self, member: Member, message: Recorded) -> list[CoordinatorInstruction]:
@@ -257,12 +256,13 @@ class Requests:
         request = self.open.get(message.request)
         if request is None or request.epoch != message.epoch:
             return []
-        self.traces.take(message.request, member.name, message.record)
+        if request.trace is not None:
+            request.trace.take(message.request, member.name, message.record)
         request.tracker.move("Recorded")
         return self._answer_traced(request)
 
     def _answer_traced(self, request: Request) -> list[CoordinatorInstruction]:
-        complete = self.traces.complete(request.number)
+        complete = None if request.trace is None else request.trace.complete()
         return [] if complete is None else self._answer(request, *complete, None)
 
     def _answer(self, request: Request, event: RequestDone, records: tuple[Record, ...], now: float | None) -> list[CoordinatorInstruction]:
@@ -361,6 +361,7 @@ class Requests:
         for plan in [plan for plan in self.planning.plans.values() if plan.callers]:
             done += [*callers_overdue(plan, self.planning.stage_of(plan)[0], now), *self._let_be(plan)]
         done += self.planning.forget_oldest()
-        for event in self.traces.overdue(now):
-            done += self._answer(self.open[event.request], event, (), None)
+        late = [(r, event) for r in self.open.values() if r.trace is not None and (event := r.trace.late(now)) is not None]
+        for request, event in late:
+            done += self._answer(request, event, (), None)
         return done

@@ -18,7 +18,6 @@ from bbgrap.control.request import Request
 from bbgrap.control.request_statistics import RequestStatistics
 from bbgrap.control.sequence import Sequence
 from bbgrap.control.stalls import SLOWEST_LINK
-from bbgrap.control.tracing import Traces
 from bbgrap.protocol.client_messages import Failed, Fault, RunModel
 
 UNASKED_S = 10.0
@@ -33,12 +32,11 @@ class OpenRequests:
     variant, another one in its plan's `waiting`.
     """
 
-    def __init__(self, settings: Settings, loading: Loading, statistics: RequestStatistics, traces: Traces, counts: RunCounts) -> None:
+    def __init__(self, settings: Settings, loading: Loading, statistics: RequestStatistics, counts: RunCounts) -> None:
         """Start without requests."""
         self._settings = settings
         self._loading = loading
         self._statistics = statistics
-        self._traces = traces
         self._counts = counts
         self.by_number: dict[int, Request] = {}
         self.by_caller: dict[Caller, int] = {}
@@ -98,7 +96,7 @@ class OpenRequests:
     def renumber(self, request: Request) -> None:
         """Give a request a new number: late messages are not those of its next run."""
         self.by_number.pop(request.number)
-        self._traces.forget(request.number)
+        request.trace = None
         request.former = (*request.former[-3:], request.number)
         request.number = next(self._loading.epochs)
         self.by_number[request.number] = request
@@ -127,7 +125,6 @@ class OpenRequests:
             if not request.plan.standby.is_proven:
                 # A second copy may have been put off for it.
                 self._loading.touch(request.plan.standby)
-        self._traces.forget(request.number)
         self._loading.touch(request.plan)
         if variant is None:
             request.plan.waiting.remove(request.number)

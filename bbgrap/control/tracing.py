@@ -1,6 +1,6 @@
-"""Traced requests: an answer waits here until every agent that took part has said when it did what, or for some seconds.
+"""A traced request: its answer waits until every agent that took part has said when it did what, or for some seconds.
 
-Laws: only agents that take part are listened to, each for its own device; a request is answered once, or forgotten.
+Law: only agents that take part are listened to, each for its own device.
 """
 
 from __future__ import annotations
@@ -16,28 +16,14 @@ RECORDS_WITHIN_S = 5.0
 
 
 @dataclass(slots=True)
-class _Awaited:
+class Trace:
+    """What has come of one run of a traced request; `devices` are the agents that take part, and which devices they are."""
+
     devices: dict[str, int]
     records: dict[int, Record] = field(default_factory=dict)
     done: RequestDone | None = None
     since: float = 0.0
-
-
-class Traces:
-    """The traced requests that run, by number."""
-
-    def __init__(self) -> None:
-        """Start without any."""
-        self._awaited: dict[int, _Awaited] = {}
-
-    def begin(self, number: int, devices: dict[str, int]) -> None:
-        """Expect records of a request from these agents, which are these devices."""
-        self._awaited[number] = _Awaited(devices)
-
-    def computed(self, done: RequestDone, now: float) -> None:
-        """Keep the answer to a request until the records are there."""
-        awaited = self._awaited[done.request]
-        awaited.done, awaited.since = done, now
+    """When it was done, in seconds."""
 
     def take(self, number: int, name: str, record: Record) -> None:
         """Take an agent's record of a request; one that comes twice counts once.
@@ -45,24 +31,16 @@ class Traces:
         Raises:
             RemoteProtocolError: if it is of another device than the agent's.
         """
-        awaited = self._awaited.get(number)
-        if awaited is None:
-            return
-        if awaited.devices.get(name) != record.device:
+        if self.devices.get(name) != record.device:
             raise RemoteProtocolError(f"request {number}: a record of device {record.device} came from an agent that is another one")
-        awaited.records[record.device] = record
+        self.records[record.device] = record
 
-    def complete(self, number: int) -> tuple[RequestDone, tuple[Record, ...]] | None:
-        """Return the answer and all records, by device, the host's last, if they are there."""
-        awaited = self._awaited.get(number)
-        if awaited is None or awaited.done is None or awaited.done.record is None or len(awaited.records) < len(awaited.devices):
+    def complete(self) -> tuple[RequestDone, tuple[Record, ...]] | None:
+        """Return the answer to the request and all records, by device, the host's last, if they are there."""
+        if self.done is None or self.done.record is None or len(self.records) < len(self.devices):
             return None
-        return awaited.done, (*(record for _, record in sorted(awaited.records.items())), awaited.done.record)
+        return self.done, (*(record for _, record in sorted(self.records.items())), self.done.record)
 
-    def forget(self, number: int) -> None:
-        """The request has been answered or given up."""
-        self._awaited.pop(number, None)
-
-    def overdue(self, now: float) -> list[RequestDone]:
-        """Return the answers that have waited too long for records."""
-        return [entry.done for entry in self._awaited.values() if entry.done is not None and now - entry.since > RECORDS_WITHIN_S]
+    def late(self, now: float) -> RequestDone | None:
+        """Return the answer if it has waited too long for records."""
+        return self.done if now - self.since > RECORDS_WITHIN_S else None

@@ -312,7 +312,7 @@ def test_recorded_requests_of_a_lost_agent_are_recorded_anew():
     wire.wait(1.0)
     assert not set(mine) & set(requests.open)
     running = {number for number, request in requests.open.items() if request.epoch}
-    assert (set(requests.traces._awaited), len(requests.open)) == (running, 4)
+    assert ({number for number, request in requests.open.items() if request.trace}, len(requests.open)) == (running, 4)
     del wire.finish_requests
     wire.pass_time(0.1)
     wire.settle()

@@ -167,7 +167,7 @@ class ClusterOnAFakeWire(RuleBasedStateMachine):
                 assert not any(v.queue.has_room for v in idle) or machine.requests.open[plan.waiting[0]].lost
                 assert plan.serving or not any(variant.queue.has_room for variant in standby)
         recorded = {number for number in running if machine.requests.open[number].message.record}
-        assert set(machine.requests.traces._awaited) == recorded
+        assert {number for number, request in machine.requests.open.items() if request.trace} == recorded
         # A coordinator that knows plans of an earlier one looks at them with the first event: a constructor has no instructions to give.
         assert self.wire.fresh or not machine.loading.touched
         assert set(machine.members.by_name) == {member.name for member in machine.members.by_identity.values()}

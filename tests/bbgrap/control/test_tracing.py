@@ -64,7 +64,7 @@ def test_a_request_is_answered_without_records_when_one_does_not_come():
     wire.settle()
     assert isinstance(wire.answer(call), c.RunResult)
     assert (wire.answer(call).records, wire.answer(call).devices) == ((), ())
-    assert wire.coordinator.requests.traces._awaited == {}
+    assert not any(request.trace for request in wire.coordinator.requests.open.values())
 
 
 def test_a_request_whose_agent_is_lost_while_it_records_runs_again():

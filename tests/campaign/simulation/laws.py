@@ -82,6 +82,6 @@ def state_faults(head: Head) -> list[str]:  # noqa: C901 - one branch per law
         if not any(variant.takes_requests for variant in holder.variants):
             faults.append("requests wait for timing, which waits for a link or a load")
     recorded = {number for number in running if number in requests.open and requests.open[number].message.record}
-    if set(requests.traces._awaited) != recorded:
-        faults.append(f"records are awaited of {sorted(requests.traces._awaited)}, but {sorted(recorded)} are recorded")
+    if (awaited := {number for number, request in requests.open.items() if request.trace}) != recorded:
+        faults.append(f"records are awaited of {sorted(awaited)}, but {sorted(recorded)} are recorded")
     return faults
