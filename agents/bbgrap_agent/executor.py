@@ -278,12 +278,10 @@ class Executor:
                 return None
             if start.before and then is not None and found is not None:
                 deployment, held = then, found
-        schedule, slices = deployment.schedule, deployment.slices
         if recorded:
-            host = deployment.addresses[schedule.host], deployment.fingerprints[schedule.host]
-            execution: Execution = self._recorder.begin(key, schedule, slices, deployment.names, host, held)
+            execution: Execution = self._recorder.begin(key, deployment, held)
         else:
-            execution = Execution(schedule, held, slices)
+            execution = Execution(deployment.schedule, held, deployment.slices)
         compute = deployment.compute if self._progress is None else self._progress.shown(deployment.compute, *key)
         running = self._running[key] = _Running(deployment, execution, partial(deployment.send, self.plane, key[1]), compute)
         running.sequence = 0 if start is None else start.sequence

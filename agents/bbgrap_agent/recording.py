@@ -15,10 +15,9 @@ from dataclasses import dataclass
 from bbgrap.graph.types import Array
 from bbgrap.protocol.data import Frame, Kind, pack_clock, unpack_clock
 from bbgrap.protocol.messages import BytesLike
-from bbgrap.runtime.execution import SlicePlan
 from bbgrap.runtime.recording import Clock, Record, RecordedExecution, RoundTrip, labels_of
-from bbgrap.runtime.schedule import Schedule
 from bbgrap.transport.data import DataPlane
+from bbgrap_agent.deployment import Deployment
 from bbgrap_agent.early_messages import RequestKey
 
 ROUND_TRIPS = 8
@@ -59,24 +58,13 @@ class Recorder:
         """Whether an answer of a host's clock is awaited."""
         return any(recording.asked and not recording.compared for recording in self._recordings.values())
 
-    def begin(
-        self,
-        key: RequestKey,
-        schedule: Schedule,
-        slices: SlicePlan,
-        segments: tuple[str, ...],
-        host: tuple[str, str],
-        held: Sequence[Array] = (),
-    ) -> RecordedExecution:
-        """Return the execution of a request that is to be recorded; `host` is the address of the host's data plane, and its fingerprint.
-
-        `held` is the state that it begins with.
-        """
+    def begin(self, key: RequestKey, deployment: Deployment, held: Sequence[Array]) -> RecordedExecution:
+        """Return the execution of a request that is to be recorded; `held` is the state that it begins with."""
         if len(self._recordings) >= MAX_RECORDINGS:
             self.drop(next(iter(self._recordings)))
-        execution = RecordedExecution(schedule, self._clock, held, slices)
-        self._recordings[key] = _Recording(execution, segments, host[0])
-        self._plane.connect(*host)
+        execution, host = RecordedExecution(deployment.schedule, self._clock, held, deployment.slices), deployment.schedule.host
+        self._recordings[key] = _Recording(execution, deployment.names, deployment.addresses[host])
+        self._plane.connect(deployment.addresses[host], deployment.fingerprints[host])
         return execution
 
     def drop(self, key: RequestKey) -> None:

@@ -10,8 +10,7 @@ that were used least lately go first, and are remembered for a while as having h
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 
 from bbgrap.graph.types import Array
 
@@ -28,15 +27,8 @@ Owner = tuple[int, int]
 """Epoch and sequence."""
 
 
-@dataclass(slots=True)
-class _State:
-    """What a sequence has here, by the number of the request that left it."""
-
-    left: dict[int, tuple[Array, ...]] = field(default_factory=dict)
-
-    @property
-    def nbytes(self) -> int:
-        return sum(array.nbytes for arrays in self.left.values() for array in arrays)
+Left = Mapping[int, tuple[Array, ...]]
+"""What a sequence has here, by the number of the request that left it."""
 
 
 class SequenceStates:
@@ -49,13 +41,12 @@ class SequenceStates:
         """Hold none, and never more than `limit` bytes."""
         self.limit = limit
         self.nbytes = 0
-        self._states: OrderedDict[Owner, _State] = OrderedDict()
+        self._states: OrderedDict[Owner, Left] = OrderedDict()
         self._gone: OrderedDict[Owner, None] = OrderedDict()
 
     def begin(self, owner: Owner, before: int) -> tuple[Array, ...] | None:
         """Return the state that a request has left, for the next one; what others have left is forgotten. None if it is not here."""
-        state = self._states.get(owner)
-        found = None if state is None else state.left.get(before)
+        found = self._states.get(owner, {}).get(before)
         if found is None:
             self.drop(owner)
             return None
@@ -64,8 +55,7 @@ class SequenceStates:
 
     def keep(self, owner: Owner, request: int, arrays: Sequence[Array]) -> None:
         """Take what a request leaves."""
-        known = self._states.get(owner)
-        self._put(owner, {**(known.left if known is not None else {}), request: tuple(arrays)})
+        self._put(owner, {**self._states.get(owner, {}), request: tuple(arrays)})
         while self.nbytes > self.limit or len(self._states) > MAX_SEQUENCES:
             oldest = next(iter(self._states))
             self.drop(oldest)
@@ -75,12 +65,10 @@ class SequenceStates:
 
     def share(self, owner: Owner, sequence: int) -> None:
         """Let another sequence have the same state, too; 0: forget it."""
-        state = self._states.get(owner)
         if not sequence:
             self.drop(owner)
-        elif state is not None:
-            for request, arrays in state.left.items():
-                self.keep((owner[0], sequence), request, arrays)
+        for request, arrays in self._states.get(owner, {}).items():
+            self.keep((owner[0], sequence), request, arrays)
 
     def why(self, owner: Owner) -> str:
         """Return why a state is not here, as the end of a message; nothing if that is not known."""
@@ -90,18 +78,20 @@ class SequenceStates:
 
     def drop(self, owner: Owner) -> None:
         """Forget a sequence's state, if there is any."""
-        state = self._states.pop(owner, None)
-        if state is not None:
-            self.nbytes -= state.nbytes
+        self.nbytes -= _nbytes(self._states.pop(owner, {}))
 
     def drop_all(self, epoch: int) -> None:
         """Forget the states of a deployment."""
         for owner in [owner for owner in self._states if owner[0] == epoch]:
             self.drop(owner)
 
-    def _put(self, owner: Owner, left: dict[int, tuple[Array, ...]]) -> None:
+    def _put(self, owner: Owner, left: Left) -> None:
         """Let a sequence be the one used last, with this and nothing else."""
         self.drop(owner)
         self._gone.pop(owner, None)
-        self._states[owner] = _State(left)
-        self.nbytes += self._states[owner].nbytes
+        self._states[owner] = left
+        self.nbytes += _nbytes(left)
+
+
+def _nbytes(left: Left) -> int:
+    return sum(array.nbytes for arrays in left.values() for array in arrays)

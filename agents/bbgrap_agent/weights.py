@@ -68,13 +68,13 @@ class WeightStore:
 
     def __init__(
         self,
-        directory: Path | None,
+        directory: Path,
         *,
         memory_bytes: int = 1 << 30,
         disk_bytes: int = DEFAULT_DISK_BYTES,
         free: Callable[[], int] = free_memory_bytes,
     ) -> None:
-        """Keep weights in a folder (None: in memory only); what writers that are gone left unfinished in it is removed.
+        """Keep weights in a folder; what writers that are gone left unfinished in it is removed.
 
         `free` returns the bytes of memory that can still be taken.
         """
@@ -88,9 +88,8 @@ class WeightStore:
         self._unsaved: set[str] = set()
         self._damaged: set[str] = set()
         self._room = 0
-        if directory is not None:
-            directory.mkdir(parents=True, exist_ok=True)
-            _remove_leftovers(directory)
+        directory.mkdir(parents=True, exist_ok=True)
+        _remove_leftovers(directory)
 
     def missing(self, digests: Iterable[str]) -> tuple[str, ...]:
         """Return those that are neither in memory nor, intact, on disk; all are needed from now on, until they are `loaded`.
@@ -207,7 +206,7 @@ class WeightStore:
         return since is not None
 
     def _path(self, digest: str) -> Path | None:
-        return weight_file(self._directory, digest) if self._directory is not None else None
+        return weight_file(self._directory, digest)
 
     def _read(self, digest: str) -> Array | None:
         path = self._path(digest)

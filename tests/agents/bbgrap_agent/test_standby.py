@@ -15,7 +15,7 @@ from tests.quantized_models import converted, networks
 def test_the_answers_are_those_of_the_file(tmp_path, form):
     path, x = converted(form, *networks(tmp_path)["attention"])
     (device,) = standby_of(path).artifacts.devices
-    store = WeightStore(None)
+    store = WeightStore(tmp_path)
     for digest, array in standby_of(path).artifacts.weights.items():
         store._keep(digest, array)
     deployment = load(Deploy(1, (), device.schedule, device.segments), store, 1, "127.0.0.1")

@@ -52,8 +52,8 @@ def test_what_is_large_on_disk_takes_no_memory_of_its_own(tmp_path):
         assert isinstance(found, mmap.mmap)
 
 
-def test_repeated_and_lost_chunks_go_on_where_they_stopped():
-    store = WeightStore(None)
+def test_repeated_and_lost_chunks_go_on_where_they_stopped(tmp_path):
+    store = WeightStore(tmp_path)
     first, second, third, *_ = chunks(weight(0), 64)
     assert store.add(first) == (64, False)
     assert store.add(third) == (64, False)
@@ -62,8 +62,8 @@ def test_repeated_and_lost_chunks_go_on_where_they_stopped():
     assert store.add(third) == (192, False)
 
 
-def test_a_sender_that_starts_again_learns_how_far_it_was():
-    store = WeightStore(None)
+def test_a_sender_that_starts_again_learns_how_far_it_was(tmp_path):
+    store = WeightStore(tmp_path)
     first, second, third, *_ = chunks(weight(0), 64)
     store.add(first)
     store.add(second)
@@ -93,8 +93,8 @@ def test_damage_on_disk_is_found(tmp_path, damage):
     assert not path.exists()
 
 
-def test_wrong_content_and_sizes_are_refused():
-    store = WeightStore(None)
+def test_wrong_content_and_sizes_are_refused(tmp_path):
+    store = WeightStore(tmp_path)
     (piece,) = chunks(weight(0), 1000)
     kind = piece.type
     with pytest.raises(RemoteProtocolError, match="its content has another digest"):
