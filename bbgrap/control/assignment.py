@@ -50,7 +50,7 @@ class RequestAssigner:
         One that may not run everywhere does not keep others waiting: the next one of each such kind follows.
         """
         waiting = [request for number in plan.waiting if (request := self._open[number]).held is None]
-        variants = self._all_variants(plan)
+        variants = [*plan.variants, *(plan.standby.variants if plan.standby is not None else ())]
         free = [variant for variant in variants if variant.queue.has_room]
         if len(waiting) < 2 or not free:
             yield from waiting[:1]
@@ -86,9 +86,6 @@ class RequestAssigner:
         """Return how many requests of each client run on variants."""
         flying = (number for variant in variants for number in variant.queue.running)
         return Counter(self._open[number].caller[0] for number in flying if number in self._open)
-
-    def _all_variants(self, plan: ServedPlan) -> list[Variant]:
-        return [*plan.variants, *(plan.standby.variants if plan.standby is not None else ())]
 
     def choose(self, plan: ServedPlan, request: Request, now: float) -> Variant | None:
         """Return what a request runs on now: the plan, or the standby until there is one; None if it has to wait."""

@@ -66,7 +66,7 @@ class Blame:
             loaded = self._has_ended_one(message.loading, message.ended_by, by_loading=True)
             if loaded and not computed:
                 return self._blame(member, message, message.loading, None, now)
-            if computed and not loaded and self._has_never_answered(message.epoch):
+            if computed and not loaded and (variant := self.loading.find(message.epoch)) is not None and not variant.plan.is_proven:
                 return self._blame(member, message, message.epoch, request, now)
             self._doubts[member.name] = _Doubt(member, message, request)
             if request is not None:
@@ -127,10 +127,6 @@ class Blame:
     def _has_ended_one(self, epoch: int, ended_by: EndedBy, *, by_loading: bool) -> bool:
         """Return whether a worker has ended so before; what wanted memory once does not crash for that, nor the other way round."""
         return any((before.ended_by, before.by_loading) == (ended_by, by_loading) for before in self._deaths(epoch))
-
-    def _has_never_answered(self, epoch: int) -> bool:
-        variant = self.loading.find(epoch)
-        return variant is not None and not variant.plan.is_proven
 
     def _alike(self, plan: ServedPlan) -> list[ServedPlan]:
         """Return the plans whose deaths count together with those of this one."""

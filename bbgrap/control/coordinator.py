@@ -109,7 +109,7 @@ class CoordinatorMachine:
         self.requests = Requests(settings, self.members, self.loading, self.planning, self.standbys, spares, self.statistics)
         self.recovery = self.requests.recovery
         self.status = StatusReader(self.members, self.links, self.requests, self.statistics)
-        self.faults = LinkFaults(settings, self.members, self.links, self.loading, self.planning, self.recovery)
+        self.faults = LinkFaults(self.members, self.links, self.loading, self.planning, self.recovery)
         self.queries = Queries(self.members, self.planning, self.status)
         self.blame = Blame(self.loading, self.planning, self.requests)
         self._restore(kept, now)
@@ -199,7 +199,7 @@ class CoordinatorMachine:
         if known is not None:
             known.tracker.move("Join")
             known.heard = now
-            kept = self._kept_by(known)
+            kept = tuple(variant.epoch for variant in self.loading.of_member(known.name) if known.name not in variant.away)
             # It asks again because what was said to it was lost: releases and deployments, perhaps.
             gone = [ToAgent(identity, Release(epoch)) for epoch in join.holds if epoch not in kept]
             lost = [i for v in self.loading.not_held(known, join.holds, now) for i in self.recovery.take_back(v)[1]]
@@ -222,22 +222,12 @@ class CoordinatorMachine:
             *self.planning.world_changed(now),
         ]
 
-    def _kept_by(self, member: Member) -> tuple[int, ...]:
-        return tuple(variant.epoch for variant in self.loading.of_member(member.name) if member.name not in variant.away)
-
     def _on_agent(self, member: Member, message: AgentMessage, now: float) -> list[CoordinatorInstruction]:  # noqa: C901 - one branch per message
         match message:
             case Join():
                 return []
             case Heartbeat():
-                # What is unusually long may have become so since the last heartbeat, when others ended sooner.
-                was_stuck = member.seen_stuck or is_stuck(member, self.loading)
-                member.take(message, now)
-                member.seen_stuck = is_stuck(member, self.loading)
-                if was_stuck and not member.seen_stuck:
-                    self._touch_waiting()
-                relieved = self._relieve(member) if member.seen_stuck else []
-                return [ToAgent(member.identity, HeartbeatSeen()), *relieved, *self.recovery.forgotten(member, now)]
+                return self._on_heartbeat(member, message, now)
             case WeightsMissing():
                 return self.loading.missing(member, message.epoch, message.digests, now)
             case WeightStored():
@@ -268,6 +258,21 @@ class CoordinatorMachine:
                 return self._on_worker_lost(member, message, now)
             case Leave():
                 return self._lose(member, "Leave", "left", now)
+
+    def _on_heartbeat(self, member: Member, beat: Heartbeat, now: float) -> list[CoordinatorInstruction]:
+        # What is unusually long may have become so since the last heartbeat, when others ended sooner.
+        was_stuck = member.seen_stuck or is_stuck(member, self.loading)
+        member.take(beat, now)
+        member.seen_stuck = is_stuck(member, self.loading)
+        done: list[CoordinatorInstruction] = [ToAgent(member.identity, HeartbeatSeen())]
+        if member.seen_stuck:  # others do what waits behind that
+            for variant, numbers in list(kept_waiting(member, self.loading)):
+                done += self.recovery.take_back(variant, numbers)[1]
+        elif was_stuck:  # it can go on with what waits
+            for plan in self.planning.plans.values():
+                if plan.waiting:
+                    self.loading.touch(plan)
+        return [*done, *self.recovery.forgotten(member, now)]
 
     def _on_deployed(self, member: Member, message: Deployed, now: float) -> list[CoordinatorInstruction]:
         variant = self.loading.find(message.epoch)
@@ -308,25 +313,12 @@ class CoordinatorMachine:
             *self.planning.world_changed(now),
         ]
 
-    def _touch_waiting(self) -> None:
-        """Look again at what waits: an agent can go on that could not."""
-        for plan in self.planning.plans.values():
-            if plan.waiting:
-                self.loading.touch(plan)
-
-    def _relieve(self, member: Member) -> list[CoordinatorInstruction]:
-        """Let others do what waits behind a segment that takes unusually long."""
-        done: list[CoordinatorInstruction] = []
-        for variant, numbers in list(kept_waiting(member, self.loading)):
-            done += self.recovery.take_back(variant, numbers)[1]
-        return done
-
     # --- clients ----------------------------------------------------------------------------------------------------------------
 
     def _on_client(self, identity: RoutingId, message: ClientMessage, now: float) -> list[CoordinatorInstruction]:
         match message:
             case Hello():
-                return self._greet(identity, message)
+                return [ToClient(identity, Greeting(message.call, self.settings.version, len(self.members.by_name)))]
             case OfferModel():
                 return self.uploads.offer(identity, message)
             case ModelChunk():
@@ -347,9 +339,6 @@ class CoordinatorMachine:
                 return [ToClient(identity, StillWorking(message.calls, known))]
             case _:
                 return self.queries.take(identity, message, now)
-
-    def _greet(self, identity: RoutingId, hello: Hello) -> list[CoordinatorInstruction]:
-        return [ToClient(identity, Greeting(hello.call, self.settings.version, len(self.members.by_name)))]
 
     def _will_answer(self, caller: Caller) -> bool:
         return any(part.is_known(caller) for part in (self.requests, self.profiling, self.queries))

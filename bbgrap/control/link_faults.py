@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from bbgrap.cluster.types import COORDINATOR
 from bbgrap.control.coordinator_instructions import CoordinatorInstruction, Log
-from bbgrap.control.coordinator_settings import Settings
 from bbgrap.control.links import Links
 from bbgrap.control.loading import Loading
 from bbgrap.control.membership import Member, Members
@@ -25,11 +24,8 @@ MAX_STALLS = 3
 class LinkFaults:
     """The variants whose links are in doubt: those that have `suspects`."""
 
-    def __init__(
-        self, settings: Settings, members: Members, links: Links, loading: Loading, planning: Planning, recovery: RequestRecovery
-    ) -> None:
+    def __init__(self, members: Members, links: Links, loading: Loading, planning: Planning, recovery: RequestRecovery) -> None:
         """Start without any."""
-        self._settings = settings
         self._members = members
         self._links = links
         self._loading = loading
@@ -43,7 +39,8 @@ class LinkFaults:
         """
         other = next((m for m in self._members.alive() if m.join.data_address == address), None)
         first = member or other
-        if first is None or (member is not None and other is None and address.rpartition(":")[2] != self._data_port):
+        own_port, port = (each.rpartition(":")[2] for each in (self._members.settings.data_address, address))
+        if first is None or (member is not None and other is None and port != own_port):
             return []
         name = COORDINATOR if member is None or other is None else other.name
         done: list[CoordinatorInstruction] = []
@@ -52,10 +49,6 @@ class LinkFaults:
                 variant.suspects.add(first.name)
                 done += self._recovery.hold(variant, first.name if other is None else other.name, now)
         return [*done, *self._links.suspect(first, name, now)]
-
-    @property
-    def _data_port(self) -> str:
-        return self._settings.data_address.rpartition(":")[2]
 
     def tried(self, member: Member, message: LinksTried, now: float) -> list[CoordinatorInstruction]:
         """Take what an agent found; variants whose agents do not reach each other are released."""

@@ -203,9 +203,10 @@ class Members:
 
     def join(self, identity: RoutingId, join: Join, now: float) -> Member | Refused:
         """Take in an agent, or return why not."""
-        refused = self._reason_to_refuse(join)
-        if refused is not None:
-            return refused
+        if join.name == COORDINATOR:
+            return Refused(f"the name '{join.name}' is that of the coordinator in links; choose another with --name", retry=False)
+        if join.name in self.by_name:
+            return Refused(f"the name '{join.name}' is taken by a live agent; choose another with --name", retry=True)
         self._numbers += 1
         self.saw_agents = True
         member = Member(identity, join, self._numbers, Tracker(Lifecycle.MEMBER, f"'{join.name}'"), now, since=now, idle_since=now)
@@ -216,13 +217,6 @@ class Members:
     def welcome(self, member: Member, keep: tuple[int, ...] = ()) -> ToAgent:
         """Return the answer to a `Join`; of what the agent holds it shall keep these epochs."""
         return ToAgent(member.identity, Welcome(member.number, HEARTBEAT_S, DEAD_AFTER_S, keep, member.first_request))
-
-    def _reason_to_refuse(self, join: Join) -> Refused | None:
-        if join.name == COORDINATOR:
-            return Refused(f"the name '{join.name}' is that of the coordinator in links; choose another with --name", retry=False)
-        if join.name in self.by_name:
-            return Refused(f"the name '{join.name}' is taken by a live agent; choose another with --name", retry=True)
-        return None
 
     def other_versions(self, join: Join) -> list[CoordinatorInstruction]:
         """Warn of an agent that runs other versions than the coordinator, or than an agent that is there."""
@@ -250,8 +244,7 @@ class Members:
 
     def silent(self, now: float) -> list[Member]:
         """The agents that were not heard for too long."""
-        silent = [name for name, member in self.by_name.items() if now - member.heard > DEAD_AFTER_S]
-        return [self.by_name[name] for name in sorted(silent)]
+        return [member for member in self.alive() if now - member.heard > DEAD_AFTER_S]
 
     def remove(self, member: Member, event: str) -> None:
         """Take an agent out."""

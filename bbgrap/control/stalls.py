@@ -54,11 +54,9 @@ def is_unusual(variant: Variant, seconds: float) -> bool:
 
 def kept_waiting(member: Member, loading: Loading) -> Iterator[tuple[Variant, list[int]]]:
     """Yield the requests that a stuck agent keeps waiting, by variant."""
-    if is_stuck(member, loading):
-        for variant in loading.of_member(member.name):
-            behind = [number for number in variant.queue.running if number != member.beat.request]
-            if behind:
-                yield variant, behind
+    for variant in loading.of_member(member.name):
+        if behind := [number for number in variant.queue.running if number != member.beat.request]:
+            yield variant, behind
 
 
 def stalled(requests: dict[int, Request], loading: Loading, now: float) -> Iterator[tuple[Variant, int]]:

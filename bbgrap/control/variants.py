@@ -112,12 +112,12 @@ class LowestLatency:
     Invariants: `serving` is one of the variants; a comparison (`_trial`) holds times of the variants that are left only.
     """
 
-    def __init__(self, epochs: Sequence[int] = ()) -> None:
-        """Begin with the first variant."""
+    def __init__(self) -> None:
+        """Start without variants."""
         self.medians: Mapping[int, float] = {}
-        self.serving: int = epochs[0] if epochs else 0
-        self._epochs = list(epochs)
-        self._open = list(epochs)
+        self.serving = 0
+        self._epochs: list[int] = []
+        self._open: list[int] = []
         self._recent: deque[float] = deque(maxlen=WINDOW)
         self._baseline: float | None = None
         self._trial: dict[int, list[float]] | None = None

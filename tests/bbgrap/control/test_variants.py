@@ -31,8 +31,10 @@ def feed(policy, seconds, count, rng=None):
     return took, switches
 
 
-def started(medians):
-    policy = LowestLatency([PLAN, SINGLE])
+def started(medians, epochs=(PLAN, SINGLE)):
+    policy = LowestLatency()
+    for epoch in epochs:
+        policy.add(epoch)
     policy.begin(medians)
     return policy
 
@@ -134,8 +136,7 @@ def test_a_full_variant_makes_requests_wait():
 
 
 def test_the_best_of_the_rest_serves_when_a_variant_is_lost():
-    policy = LowestLatency([1, 2, 3])
-    policy.begin({1: 1.0, 2: 3.0, 3: 2.0})
+    policy = started({1: 1.0, 2: 3.0, 3: 2.0}, (1, 2, 3))
     policy.lost(1)
     assert policy.serving == 3
     assert policy.choose([InFlightQueue(2, 2), InFlightQueue(3, 2)], 0.0).epoch == 3
