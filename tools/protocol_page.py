@@ -18,7 +18,7 @@ from typing import get_args
 
 from bbgrap import control
 from bbgrap.control import agent, client, coordinator_settings
-from bbgrap.control.lifecycles import Lifecycle, diagram
+from bbgrap.control.lifecycles import TABLES, Lifecycle
 from bbgrap.protocol import client_messages, key_messages, limits, messages, roles
 
 PAGE = Path(__file__).parents[1] / "docs" / "reference" / "protocol.md"
@@ -47,6 +47,20 @@ def redrawn(text: str) -> str:
         text, count = re.subn(pattern, lambda _, block=block: block, text, count=1, flags=re.DOTALL)
         text = text if count else f"{text.rstrip()}\n\n{block}\n"
     return text
+
+
+def diagram(lifecycle: Lifecycle) -> str:
+    """Draw a lifecycle's table as a mermaid state diagram."""
+    table = TABLES[lifecycle]
+    lines = ["stateDiagram-v2", f"    [*] --> {next(iter(table))}"]
+    for state, moves in table.items():
+        targets: dict[str, list[str]] = {}
+        for event, target in moves.items():
+            targets.setdefault(target, []).append(event)
+        lines += [f"    {state} --> {target}: {', '.join(events)}" for target, events in targets.items()]
+        if not moves:
+            lines.append(f"    {state} --> [*]")
+    return "\n".join(lines)
 
 
 def _replaced(text: str, name: str, block: str) -> str:

@@ -76,11 +76,6 @@ class _Draft:
     checked: tuple[Boundary, Segment] | None = None
     """The boundary it was built for last, and what was built."""
 
-    @property
-    def key(self) -> tuple[object, ...]:
-        """What decides about what it is compiled to, but for its boundary."""
-        return compiled_key(self.compiler, self.model)
-
     def boundary(self, maps: frozenset[int]) -> Boundary:
         """Return what of it is blocked, if these buffers are."""
         inputs, outputs = (
@@ -237,7 +232,7 @@ def _refused(draft: _Draft, slices: BlockedSlicePlan, loader: SegmentLoader) -> 
     boundary = draft.boundary(slices.blocked)
     if draft.checked is not None and draft.checked[0] == boundary:
         return None
-    key = (*draft.key, boundary)
+    key = (*compiled_key(draft.compiler, draft.model), boundary)
     if (found := loader.shared.find(key)) is not None:
         draft.checked = boundary, found
         return None

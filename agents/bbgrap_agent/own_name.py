@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 import socket
-from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
@@ -58,7 +57,8 @@ class OwnName:
 def _first_free(directory: Path, host: str) -> tuple[str, IO[bytes]]:
     import fcntl  # not on every system
 
-    for name in _names(host):
+    for number in range(1, _MOST + 1):
+        name = host if number == 1 else f"{host}-{number}"
         lock = (directory / f"{name}.lock").open("ab")
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -67,8 +67,3 @@ def _first_free(directory: Path, host: str) -> tuple[str, IO[bytes]]:
             continue
         return name, lock
     raise OSError(f"{_MOST} agents of this machine have their names there")
-
-
-def _names(host: str) -> Iterator[str]:
-    yield host
-    yield from (f"{host}-{number}" for number in range(2, _MOST + 1))

@@ -88,7 +88,6 @@ class AgentMachine:
         self.membership: int | None = None
         self._deployments = AgentDeployments()
         self._tracker = Tracker(Lifecycle.AGENT, f"'{join.name}'")
-        self._worker_ready = True
         self._measurements = OpenMeasurements()
         self._unsaid: deque[AgentMessage] = deque(maxlen=MAX_UNSAID)
         self._heartbeat_s = JOIN_S
@@ -133,7 +132,6 @@ class AgentMachine:
             case DeploymentLoaded():
                 return self._heard_or_kept(self._deployments.loaded(event, now))
             case WorkerReady():
-                self._worker_ready = True
                 return [*self._measurements.worker_ready(), *self._deployments.worker_ready(now)]
             case WorkerDied():
                 return self._heard_or_kept(self._on_worker_died(event))
@@ -167,7 +165,7 @@ class AgentMachine:
             case Release():
                 return self._deployments.release(message.epoch, "Release")
             case Measure() | MeasureLinks() | EndMeasuring() | TryLinks() | AnswerPings():
-                return self._measurements.take(message, ready=self._worker_ready)
+                return self._measurements.take(message, ready=self._deployments.has_worker)
             case Inspect():
                 return [message]
 
@@ -239,7 +237,6 @@ class AgentMachine:
         return [*done, *self._deployments.ask_again(now)]
 
     def _on_worker_died(self, event: WorkerDied) -> list[AgentInstruction]:
-        self._worker_ready = False
         if event.ended_by is EndedBy.MEMORY and self._measurements.is_measuring:
             # Nobody knows what the last of it was for; what has too little of it alone will end the next worker, too.
             reason = f"{event.reason}; it measured this machine meanwhile, which takes memory, too"

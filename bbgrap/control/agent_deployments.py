@@ -55,7 +55,7 @@ class AgentDeployments:
     def __init__(self) -> None:
         """Hold nothing, with a worker that is ready."""
         self.by_epoch: dict[int, _Deployment] = {}
-        self._worker_ready = True
+        self.has_worker = True
         self._doubtful = 0
         self._recent: tuple[int, ...] = ()
         self._abandoned: deque[Abandon] = deque(maxlen=MAX_ABANDONED)
@@ -86,7 +86,7 @@ class AgentDeployments:
         evicted = self._evict()
         tracker = Tracker(Lifecycle.AGENT_DEPLOYMENT, f"epoch {deploy.epoch}")
         self.by_epoch[deploy.epoch] = _Deployment(deploy, tracker, heard=now)
-        return [*evicted, *([_check(deploy)] if self._worker_ready and not self._is_awaited(deploy.epoch) else [])]
+        return [*evicted, *([_check(deploy)] if self.has_worker and not self._is_awaited(deploy.epoch) else [])]
 
     def _is_awaited(self, epoch: int) -> bool:
         """Whether the worker will still tell of an epoch that was released meanwhile: answers of two loads of it may change places."""
@@ -104,29 +104,29 @@ class AgentDeployments:
         """Take a piece of a weight; without a worker it is lost, and asked for again."""
         for deployment in self.by_epoch.values():
             deployment.heard = now
-        return [chunk] if self._worker_ready else []
+        return [chunk] if self.has_worker else []
 
     def abandon(self, message: Abandon) -> list[AgentInstruction]:
         """Forget a request; its deployment may be gone already, and the worker still in a kernel of it."""
         self._abandoned.append(message)
-        return [message] if self._worker_ready else []
+        return [message] if self.has_worker else []
 
     def abandon_before(self, request: int) -> list[AgentInstruction]:
         """Forget the requests with lower numbers."""
-        return [DropBefore(request)] if self._worker_ready and request else []
+        return [DropBefore(request)] if self.has_worker and request else []
 
     def release(self, epoch: int, event: str) -> list[AgentInstruction]:
         """Let a deployment go, if it is here; `event` is the move that it makes."""
         deployment = self.by_epoch.pop(epoch, None)
         if deployment is None:
             return []
-        if self._worker_ready and event != "load failed" and not self._is_awaited(epoch):
+        if self.has_worker and event != "load failed" and not self._is_awaited(epoch):
             if deployment.tracker.state == "offered":
                 self._late_checks[epoch] += 1
             elif deployment.tracker.state == "loading":
                 self._late_loads[epoch] += 1
         deployment.tracker.move(event)
-        return [Release(epoch)] if self._worker_ready else []
+        return [Release(epoch)] if self.has_worker else []
 
     def release_others(self, kept: Collection[int]) -> list[AgentInstruction]:
         """Let all go but those."""
@@ -192,7 +192,7 @@ class AgentDeployments:
 
         What may have ended the last worker while it was loaded comes before all: nothing is computed meanwhile, so it is alone to blame.
         """
-        self._worker_ready = True
+        self.has_worker = True
         for deployment in self.by_epoch.values():
             deployment.heard = now
         places = {epoch: place for place, epoch in enumerate(self._recent)}
@@ -207,7 +207,7 @@ class AgentDeployments:
 
     def worker_died(self, event: WorkerDied) -> list[AgentInstruction]:
         """Wait for the next worker with everything but what ended this one while it was loaded."""
-        self._worker_ready = False
+        self.has_worker = False
         self._late_checks.clear()
         self._late_loads.clear()
         # A worker that has not loaded all again before it ended knows of those only that it had.

@@ -141,7 +141,7 @@ class CoordinatorMachine:
                 plan = self._plan_of(event.job)
                 if plan is None:  # cancelled when its answer was on its way
                     return [ForgetPlan(event.job)]
-                return self.standbys.planned(plan, event, now) if plan.is_standby else self.planning.planned(plan, event, now)
+                return self.standbys.planned(plan, event) if plan.is_standby else self.planning.planned(plan, event, now)
             case PlanFailed():
                 self.uploads.forget(event.gone)
                 plan = self._plan_of(event.job)

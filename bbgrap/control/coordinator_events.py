@@ -46,7 +46,10 @@ class ChunkWritten:
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """Answer to `StartPlanning` and `StartStandby`: the ways to run the model, at least one; the first is loaded first."""
+    """Answer to `StartPlanning` and `StartStandby`: the ways to run the model, at least one; the first is loaded first.
+
+    Each is for as many devices as the job was for; a standby is one, for one.
+    """
 
     job: int
     variants: tuple[PlannedVariant, ...]

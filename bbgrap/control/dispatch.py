@@ -31,7 +31,7 @@ from bbgrap.control.sequences import NO_PROGRAM, Sequences
 from bbgrap.control.spare_plans import SparePlans
 from bbgrap.control.standby import Standbys
 from bbgrap.control.synthetic_requests import SyntheticRequests
-from bbgrap.control.tracing import Trace
+from bbgrap.control.tracing import OpenTrace
 from bbgrap.control.verifying import Verifying
 from bbgrap.protocol.client_messages import Failed, Fault, PrepareModel, RunModel, RunResult
 from bbgrap.protocol.messages import Recorded, RequestFailed
@@ -207,7 +207,7 @@ class Requests:
         variant.used = now
         request.overtook = {member.name: member.finished for member in there}
         if message.record:
-            request.trace = Trace(variant.devices)
+            request.trace = OpenTrace(variant.devices)
         if request.sequence is not None:
             return self.sequences.start(request, request.sequence, variant)
         # What is compared later must not be where the client can write.
@@ -248,7 +248,7 @@ class Requests:
         self.table.renumber(request)
         variant.queue.running[request.number] = now
         if request.message.record:
-            request.trace = Trace(variant.devices)
+            request.trace = OpenTrace(variant.devices)
         return self.sequences.start(request, request.sequence, variant)
 
     def recorded(self, member: Member, message: Recorded) -> list[CoordinatorInstruction]:

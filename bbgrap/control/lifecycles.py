@@ -169,17 +169,3 @@ class Tracker:
             self._story.append(f"{event} -> {target}")
         self.state = target
         return target
-
-
-def diagram(lifecycle: Lifecycle) -> str:
-    """Draw a lifecycle's table as a mermaid state diagram."""
-    table = TABLES[lifecycle]
-    lines = ["stateDiagram-v2", f"    [*] --> {next(iter(table))}"]
-    for state, moves in table.items():
-        targets: dict[str, list[str]] = {}
-        for event, target in moves.items():
-            targets.setdefault(target, []).append(event)
-        lines += [f"    {state} --> {target}: {', '.join(events)}" for target, events in targets.items()]
-        if not moves:
-            lines.append(f"    {state} --> [*]")
-    return "\n".join(lines)

@@ -259,22 +259,20 @@ class Loading:
 
     def load_again(self, member: Member, now: float) -> list[Variant]:
         """Note that an agent loads all it has anew, by itself; returns the variants that it has a part in."""
-        concerned = [v for v in self.of_member(member.name) if v.tracker.state not in {"waiting", "ended"} and member.name not in v.away]
+        return self._load_again(member, (v for v in self.of_member(member.name) if v.tracker.state != "waiting"), now)
+
+    def not_held(self, member: Member, holds: Collection[int], now: float) -> list[Variant]:
+        """Note what an agent does not have that has said so before: that it lost it may have been lost; returns these variants."""
+        mine = (v for v in self.of_member(member.name) if v.tracker.state != "waiting" and v.epoch not in holds)
+        return self._load_again(member, (v for v in mine if member.name not in v.pending), now)
+
+    def _load_again(self, member: Member, variants: Iterable[Variant], now: float) -> list[Variant]:
+        concerned = [variant for variant in variants if member.name not in variant.away]
         for variant in concerned:
             variant.tracker.move("load again")
             variant.used = now
             # What it has not said to have loaded it may never have been told of: that is said again when it is due.
             variant.pending.setdefault(member.name, now)
-            self.touch(variant.plan)
-        return concerned
-
-    def not_held(self, member: Member, holds: Collection[int], now: float) -> list[Variant]:
-        """Note what an agent does not have that has said so before: that it lost it may have been lost; returns these variants."""
-        mine = [v for v in self.of_member(member.name) if v.tracker.state != "waiting" and v.epoch not in holds]
-        concerned = [v for v in mine if member.name not in v.away and member.name not in v.pending]
-        for variant in concerned:
-            variant.tracker.move("load again")
-            variant.used = variant.pending[member.name] = now
             self.touch(variant.plan)
         return concerned
 

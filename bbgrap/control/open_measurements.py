@@ -17,18 +17,18 @@ MAX_ASKED = 64
 class OpenMeasurements:
     """What is not answered yet.
 
-    Invariants: `_open` holds what the worker was asked, or will be asked when there is one.
+    Invariants: `_open` holds what the worker was asked, or will be asked when there is one, by kind and number.
     """
 
     def __init__(self) -> None:
         """Nothing is asked."""
-        self._open: list[Measure | MeasureLinks | TryLinks] = []
+        self._open: dict[tuple[str, int], Measure | MeasureLinks | TryLinks] = {}
         self._pings: AnswerPings | None = None
 
     @property
     def is_measuring(self) -> bool:
         """Whether the worker measures how fast this machine works, which takes memory."""
-        return any(isinstance(asked, Measure) for asked in self._open)
+        return any(isinstance(asked, Measure) for asked in self._open.values())
 
     def take(self, message: Measuring, *, ready: bool) -> list[AgentInstruction]:
         """Note what is asked; it is done now if the worker is ready. A worker answers what it is told to end, too: it takes a moment."""
@@ -36,27 +36,28 @@ class OpenMeasurements:
             self._pings = message
         elif isinstance(message, EndMeasuring):
             if not ready:
-                self._open = [asked for asked in self._open if isinstance(asked, TryLinks) or asked.measurement != message.measurement]
-        elif message in self._open:
+                for kind in ("speed", "links"):
+                    self._open.pop((kind, message.measurement), None)
+        elif _key(message) in self._open:
             return []
         else:
-            self._open = [*self._open, message][-MAX_ASKED:]
+            self._open[_key(message)] = message
+            if len(self._open) > MAX_ASKED:
+                del self._open[next(iter(self._open))]
         return [message] if ready else []
 
     def answered(self, message: Measured | LinksMeasured | LinksTried) -> bool:
         """Note an answer; whether it was still expected."""
-        before = len(self._open)
-        self._open = [asked for asked in self._open if not _answers(message, asked)]
-        return len(self._open) < before
+        return self._open.pop(_key(message), None) is not None
 
     def worker_ready(self) -> list[AgentInstruction]:
         """Return what a new worker has to know and do."""
-        return [message for message in (self._pings, *self._open) if message is not None]
+        return [message for message in (self._pings, *self._open.values()) if message is not None]
 
     def worker_died(self, reason: str) -> list[AgentInstruction]:
         """Answer for a worker that measured."""
         done: list[AgentInstruction] = []
-        for asked in self._open:
+        for asked in self._open.values():
             match asked:
                 case Measure(measurement):
                     done.append(ToCoordinator(Measured(measurement, None, reason)))
@@ -64,19 +65,20 @@ class OpenMeasurements:
                     done.append(ToCoordinator(LinksMeasured(measurement, (), reason)))
                 case TryLinks():
                     pass
-        self._open = [asked for asked in self._open if isinstance(asked, TryLinks)]
+        self._open = {key: asked for key, asked in self._open.items() if isinstance(asked, TryLinks)}
         return done
 
     def forget(self) -> None:
         """Begin a new membership: nobody waits for answers any more."""
-        self._open = []
+        self._open = {}
 
 
-def _answers(message: Measured | LinksMeasured | LinksTried, asked: Measure | MeasureLinks | TryLinks) -> bool:
+def _key(message: Measure | Measured | MeasureLinks | LinksMeasured | TryLinks | LinksTried) -> tuple[str, int]:
+    """Return what a question and its answer have in common."""
     match message:
-        case Measured(measurement):
-            return isinstance(asked, Measure) and asked.measurement == measurement
-        case LinksMeasured(measurement):
-            return isinstance(asked, MeasureLinks) and asked.measurement == measurement
-        case LinksTried(trial):
-            return isinstance(asked, TryLinks) and asked.trial == trial
+        case Measure(number) | Measured(number):
+            return "speed", number
+        case MeasureLinks(number) | LinksMeasured(number):
+            return "links", number
+        case TryLinks(number) | LinksTried(number):
+            return "trial", number

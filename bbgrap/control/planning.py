@@ -275,10 +275,6 @@ class Planning:
         job, plan.job = plan.job, None
         if job is None:
             return [ForgetPlan(event.job)]
-        wrong = [len(v.artifacts.devices) for v in event.variants if len(v.artifacts.devices) != len(job.names)]
-        if wrong or not event.variants:
-            reason = f"planner: expected programs for {len(job.names)} devices, got {wrong or 'none'}"
-            return [ForgetPlan(event.job), *self.fail(plan, job, Fault.PLAN, reason, now)]
         if job.is_ahead:
             return self._hold(plan, MadeAhead(job, event.variants))
         return self._take(plan, job, event.variants, now)

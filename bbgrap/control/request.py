@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from bbgrap.control.lifecycles import Tracker
 from bbgrap.control.plans import Caller, Death, ServedPlan
 from bbgrap.control.sequence import Sequence
-from bbgrap.control.tracing import Trace
+from bbgrap.control.tracing import OpenTrace
 from bbgrap.protocol.client_messages import RunModel
 
 
@@ -37,7 +37,7 @@ class Request:
     held: tuple[str, float] | None = None
     overtook: dict[str, int] = field(default_factory=dict)
     sequence: Sequence | None = None
-    trace: Trace | None = None
+    trace: OpenTrace | None = None
     """Of the run that goes on, if it is traced."""
     came: int = 0
     """Its first number: one that runs again keeps its place among those that wait."""

@@ -154,13 +154,9 @@ class Standbys:
                 standby.failures = 0
             self.loading.touch(standby)
 
-    def planned(self, standby: ServedPlan, event: Planned, now: float) -> list[CoordinatorInstruction]:
+    def planned(self, standby: ServedPlan, event: Planned) -> list[CoordinatorInstruction]:
         """Take what every copy is."""
-        standby.job = None
-        wrong = len(event.variants) != 1 or len(event.variants[0].artifacts.devices) != 1
-        if wrong:
-            return self.failed(standby, PlanFailed(event.job, Fault.PLAN, "standby: expected one program for one device"), now)
-        standby.planned, standby.latest = event.variants, event.job
+        standby.job, standby.planned, standby.latest = None, event.variants, event.job
         # The model's plans wait for what the standby comes to: also when it turns out that no node has room for it.
         self.loading.touch(standby)
         return []

@@ -16,7 +16,7 @@ RECORDS_WITHIN_S = 5.0
 
 
 @dataclass(slots=True)
-class Trace:
+class OpenTrace:
     """What has come of one run of a traced request; `devices` are the agents that take part, and which devices they are."""
 
     devices: dict[str, int]

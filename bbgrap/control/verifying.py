@@ -217,23 +217,21 @@ class Verifying:
         where = _named(ended.variant.parts)
         told = Log(f"{ended.check.what} was answered, but a second run failed on {where}: {reason}", is_warning=True)
         ended.check.failed.add(frozenset(ended.variant.parts))
-        done = [told, *self._loading.abandon(ended.variant.epoch, ended.number)]
-        return [*done, *self._again(ended.check)]
+        return [told, *self._again(ended)]
 
     def taken_back(self, variant: Variant) -> list[CoordinatorInstruction]:
         """Try the run again, elsewhere, if its variant is lost."""
-        if self._running is None or self._running.variant is not variant:
+        if self._running is None or self._running.variant is not variant or (ended := self._ended()) is None:
             return []
-        number, ended = self._running.number, self._ended()
-        done = self._loading.abandon(variant.epoch, number)
-        return done if ended is None else [*done, *self._again(ended.check)]
+        return self._again(ended)
 
-    def _again(self, check: _Check) -> list[CoordinatorInstruction]:
-        check.lost += 1
-        if check.lost >= TRIES:
-            return self._give_up(check)
-        self._waiting.append(check)
-        return []
+    def _again(self, ended: _Running) -> list[CoordinatorInstruction]:
+        done = self._loading.abandon(ended.variant.epoch, ended.number)
+        ended.check.lost += 1
+        if ended.check.lost >= TRIES:
+            return [*done, *self._give_up(ended.check)]
+        self._waiting.append(ended.check)
+        return done
 
     def overdue(self, now: float) -> list[CoordinatorInstruction]:
         """End a run that takes too long."""
