@@ -14,7 +14,7 @@ import socket
 import threading
 import time
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import zmq
@@ -40,11 +40,6 @@ LOOK_S = 0.1
 _log = logging.getLogger("bbgrap.agent")
 
 
-@dataclass(frozen=True, slots=True)
-class _Stop:
-    reason: str
-
-
 class Agent:
     """One agent: this process and its worker.
 
@@ -66,7 +61,7 @@ class Agent:
         """
         self._control = control
         self._profile = profile
-        self._inbox: WakeupQueue[events.FromWorker | WorkerEnded | _Stop | Inspected] = WakeupQueue()
+        self._inbox: WakeupQueue[events.FromWorker | WorkerEnded | events.Stop | Inspected] = WakeupQueue()
         self._nanny = Nanny(listener, settings, self._inbox.put, identity)
         self._machine: AgentMachine | None = None
         self._fault: str | None = None
@@ -76,7 +71,7 @@ class Agent:
 
     def stop(self, reason: str) -> None:
         """Leave politely; may be called from a signal handler."""
-        self._inbox.put(_Stop(reason))
+        self._inbox.put(events.Stop(reason))
 
     def run(self) -> str:
         """Work until stopped or refused; return the reason of a refusal, or an empty text."""
@@ -105,7 +100,7 @@ class Agent:
                 heartbeat = self._nanny.look(now)
                 self._fault = self._control.refused or self._fault
                 if self._watch is not None and self._watch.look(now):
-                    self._take(_Stop("its machine has another address"))
+                    self._take(events.Stop("its machine has another address"))
                 look = time.monotonic() + LOOK_S
                 if self._machine is not None and now >= tick:
                     self._handle(events.AgentTick(heartbeat), now)
@@ -123,12 +118,12 @@ class Agent:
             except RemoteProtocolError as error:
                 _log.warning("dropped a message of the coordinator: %s", error)
 
-    def _take(self, event: events.FromWorker | WorkerEnded | _Stop | Inspected) -> None:
+    def _take(self, event: events.FromWorker | WorkerEnded | events.Stop | Inspected) -> None:
         match event:
-            case _Stop(reason):
+            case events.Stop():
                 if self._machine is None:
                     self._fault = self._fault or ""
-                self._handle(events.Stop(reason))
+                self._handle(event)
             case WorkerEnded():
                 died = self._nanny.ended(event, time.monotonic())
                 if died is not None:

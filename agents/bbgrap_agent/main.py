@@ -165,8 +165,8 @@ def _work(
             host=host,
             coordinator_host=host_of(address),
             cache_dir=str(cache),
-            compiling=int(compiling),
-            verbose=int(verbose),
+            compiling=compiling,
+            verbose=verbose,
             state_bytes=state_memory << 20,
         )
         # Held here, so that the data plane keeps its address when a worker ends.

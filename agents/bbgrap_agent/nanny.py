@@ -112,7 +112,7 @@ class _Child:
                     told = replace(told, memories=memories.socket.fileno(), memory_name=memories.name)
             self.oom_kills = oom_kills()
             self.process = subprocess.Popen(
-                [sys.executable, *_SAFELY, "-m", "bbgrap_agent.worker", *told.arguments()],
+                [sys.executable, *_SAFELY, "-m", "bbgrap_agent.worker", told.argument()],
                 stdin=subprocess.DEVNULL,
                 # onnxruntime computes, with as many threads as it is told. A thread that numpy had started would not be confined.
                 env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},

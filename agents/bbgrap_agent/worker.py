@@ -254,7 +254,7 @@ class Worker:
         try:
             settings = self._settings
             deployment = load(
-                deploy, self._store, self._join.threads, settings.coordinator_host, self._shared, compiling=settings.compiling > 0
+                deploy, self._store, self._join.threads, settings.coordinator_host, self._shared, compiling=settings.compiling
             )
         except ModelError:
             if damaged := self._store.damaged(deploy.digests):
@@ -299,13 +299,13 @@ class Worker:
                 _log.info("links are tried again: %s", error)
 
 
-def main(arguments: Sequence[str]) -> None:
+def main(argument: str) -> None:
     """Work for a nanny until it ends, then end this process, whatever its threads do."""
-    settings = WorkerSettings.parse(arguments)
+    settings = WorkerSettings.parse(argument)
     _follow(settings.nanny)
     # Where a model ends this process, the log says in which kernel; the nanny says the rest.
     faulthandler.enable()
-    write_logs(inherited_format(), verbose=bool(settings.verbose))
+    write_logs(inherited_format(), verbose=settings.verbose)
     name_node(settings.name)
     confine_worker(Path(settings.cache_dir))
     for descriptor in (settings.pipe, settings.listener, settings.progress, settings.memories):
@@ -341,4 +341,4 @@ def _follow(nanny: int) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main(sys.argv[1])

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import argparse
-from collections.abc import Sequence
-from dataclasses import dataclass, fields
+import json
+from dataclasses import asdict, dataclass
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,8 +20,8 @@ class WorkerSettings:
     """The host that others reach this one by."""
     coordinator_host: str
     cache_dir: str
-    compiling: int
-    verbose: int
+    compiling: bool
+    verbose: bool
     state_bytes: int = 0
     """What the state of sequences may take; 0: a part of the memory that the agent declares."""
     nanny: int = 0
@@ -33,14 +32,11 @@ class WorkerSettings:
     memories: int = -1
     memory_name: str = ""
 
-    def arguments(self) -> list[str]:
-        """Return the command line's arguments."""
-        return [f"--{field.name}={getattr(self, field.name)}" for field in fields(self)]
+    def argument(self) -> str:
+        """Return the command line's argument."""
+        return json.dumps(asdict(self))
 
     @staticmethod
-    def parse(arguments: Sequence[str]) -> WorkerSettings:
-        """Undo `arguments`."""
-        parser = argparse.ArgumentParser("bbgrap_agent.worker")
-        for field in fields(WorkerSettings):
-            parser.add_argument(f"--{field.name}", type=int if field.type == "int" else str, required=True)
-        return WorkerSettings(**vars(parser.parse_args(arguments)))
+    def parse(argument: str) -> WorkerSettings:
+        """Undo `argument`."""
+        return WorkerSettings(**json.loads(argument))

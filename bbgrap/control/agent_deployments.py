@@ -59,8 +59,8 @@ class AgentDeployments:
         self._doubtful = 0
         self._recent: tuple[int, ...] = ()
         self._abandoned: deque[Abandon] = deque(maxlen=MAX_ABANDONED)
-        self._late_checks: Counter[int] = Counter()
-        self._late_loads: Counter[int] = Counter()
+        self._late: Counter[tuple[str, int]] = Counter()
+        """Answers that will come to what was asked in a state, of epochs that were released meanwhile."""
 
     @property
     def ready(self) -> tuple[int, ...]:
@@ -90,7 +90,14 @@ class AgentDeployments:
 
     def _is_awaited(self, epoch: int) -> bool:
         """Whether the worker will still tell of an epoch that was released meanwhile: answers of two loads of it may change places."""
-        return self._late_checks[epoch] + self._late_loads[epoch] > 0
+        return self._late["offered", epoch] + self._late["loading", epoch] > 0
+
+    def _is_late(self, state: str, epoch: int) -> bool:
+        """Whether an answer that has come is one of those."""
+        if not self._late[state, epoch]:
+            return False
+        self._late[state, epoch] -= 1
+        return True
 
     def _evict(self) -> list[AgentInstruction]:
         if len(self.by_epoch) < MAX_DEPLOYMENTS:
@@ -120,11 +127,9 @@ class AgentDeployments:
         deployment = self.by_epoch.pop(epoch, None)
         if deployment is None:
             return []
-        if self.has_worker and event != "load failed" and not self._is_awaited(epoch):
-            if deployment.tracker.state == "offered":
-                self._late_checks[epoch] += 1
-            elif deployment.tracker.state == "loading":
-                self._late_loads[epoch] += 1
+        state = deployment.tracker.state
+        if self.has_worker and event != "load failed" and state in {"offered", "loading"} and not self._is_awaited(epoch):
+            self._late[state, epoch] += 1
         deployment.tracker.move(event)
         return [Release(epoch)] if self.has_worker else []
 
@@ -146,7 +151,7 @@ class AgentDeployments:
     def checked(self, event: WeightsChecked, now: float) -> list[AgentInstruction]:
         """Load a deployment whose weights are here, or ask for those that are not."""
         deployment = self.by_epoch.get(event.epoch)
-        if _is_late(self._late_checks, event.epoch):
+        if self._is_late("offered", event.epoch):
             return [] if deployment is None else [_check(deployment.deploy)]
         if deployment is None:
             return []
@@ -177,7 +182,7 @@ class AgentDeployments:
     def loaded(self, event: DeploymentLoaded, now: float) -> list[AgentInstruction]:
         """Say that a deployment is ready, or why it cannot be; ask for weights that were damaged on disk meanwhile."""
         deployment = self.by_epoch.get(event.epoch)
-        if _is_late(self._late_loads, event.epoch) or deployment is None:
+        if self._is_late("loading", event.epoch) or deployment is None:
             # Released while it was loading: what was loaded goes again, and if it is wanted again it is loaded anew.
             return [Release(event.epoch), *([] if deployment is None else [_check(deployment.deploy)])]
         if event.fault:
@@ -208,8 +213,7 @@ class AgentDeployments:
     def worker_died(self, event: WorkerDied) -> list[AgentInstruction]:
         """Wait for the next worker with everything but what ended this one while it was loaded."""
         self.has_worker = False
-        self._late_checks.clear()
-        self._late_loads.clear()
+        self._late.clear()
         # A worker that has not loaded all again before it ended knows of those only that it had.
         recent = (*event.recent, *(epoch for epoch in self._recent if epoch not in event.recent))
         self._recent = tuple(epoch for epoch in recent if epoch in self.by_epoch)
@@ -225,14 +229,6 @@ class AgentDeployments:
             else:
                 deployment.tracker.move("worker lost")
         return done
-
-
-def _is_late(late: Counter[int], epoch: int) -> bool:
-    if not late[epoch]:
-        del late[epoch]
-        return False
-    late[epoch] -= 1
-    return True
 
 
 def _fetch(deployment: _Deployment, missing: tuple[str, ...], now: float) -> list[AgentInstruction]:

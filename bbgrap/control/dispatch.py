@@ -337,8 +337,8 @@ class Requests:
 
     def cancel(self, caller: Caller) -> list[CoordinatorInstruction]:
         """Forget a caller without an answer."""
-        if caller in self.table.by_caller:
-            return self.table.close(self.open[self.table.by_caller[caller]], "Cancel")
+        if (request := self.table.by_caller.get(caller)) is not None:
+            return self.table.close(request, "Cancel")
         done: list[CoordinatorInstruction] = []
         for plan in self.planning.plans.values():
             if plan.callers.pop(caller, None) is not None:

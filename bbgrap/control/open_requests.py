@@ -39,7 +39,7 @@ class OpenRequests:
         self._statistics = statistics
         self._counts = counts
         self.by_number: dict[int, Request] = {}
-        self.by_caller: dict[Caller, int] = {}
+        self.by_caller: dict[Caller, Request] = {}
         self.bytes = 0
         self.now = 0.0
         """When the event came that is being handled."""
@@ -68,8 +68,7 @@ class OpenRequests:
         tracker = Tracker(Lifecycle.REQUEST, f"request {number}")
         request = Request(number, caller, message, plan, self.now + message.deadline_s, tracker, self.now)
         request.sequence, request.came = sequence, number
-        self.by_number[number] = request
-        self.by_caller[caller] = number
+        self.by_number[number] = self.by_caller[caller] = request
         self.bytes += request.bytes
         plan.waiting.append(number)
         plan.requests += 1
@@ -82,8 +81,8 @@ class OpenRequests:
     def asked_after(self, client: RoutingId, calls: Iterable[int]) -> None:
         """Note that a client still waits for these calls."""
         for call in calls:
-            if (number := self.by_caller.get((client, call))) is not None:
-                self.by_number[number].asked = self.now
+            if (request := self.by_caller.get((client, call))) is not None:
+                request.asked = self.now
 
     def forgotten(self) -> list[CoordinatorInstruction]:
         """Forget what waits and has not been asked after for long; a client that asks after it later is told so, and says it again."""
@@ -100,7 +99,6 @@ class OpenRequests:
         request.former = (*request.former[-3:], request.number)
         request.number = next(self._loading.epochs)
         self.by_number[request.number] = request
-        self.by_caller[request.caller] = request.number
 
     def fail(self, number: int, event: str, fault: Fault, reason: str) -> list[CoordinatorInstruction]:
         """Answer a request with an error."""

@@ -49,12 +49,11 @@ class Standbys:
         self, model: str, files: tuple[ModelFile, ...], state: tuple[tuple[str, str], ...] = (), top: tuple[tuple[str, int], ...] = ()
     ) -> ServedPlan:
         """Return the standby of a model that keeps this state and answers so; a new one, nothing of it loaded, if there is none."""
-        name = standby_key(model, state, top) if state or top else model
-        standby = self.by_model.get(name)
+        key = standby_key(model, state, top)
+        standby = self.by_model.get(key)
         if standby is None:
-            key = standby_key(model, state, top)
             standby = ServedPlan(key, model, files, {}, None, None, LeastFinishTime(), serves=True, state=state, top=top)
-            self.by_model[name] = standby
+            self.by_model[key] = standby
         standby.is_dormant = False
         return standby
 
@@ -70,7 +69,7 @@ class Standbys:
                 done += [instruction for variant in list(standby.variants) for instruction in self.loading.release(variant)]
                 job, standby.job = standby.job, None
                 done += [] if job is None else [CancelPlanning(job.number)]
-        self.by_model = {name: standby for name, standby in self.by_model.items() if not standby.is_dormant or standby in referred}
+        self.by_model = {key: standby for key, standby in self.by_model.items() if not standby.is_dormant or standby in referred}
         return done
 
     def wake(self, standby: ServedPlan, now: float) -> list[CoordinatorInstruction]:

@@ -8,7 +8,7 @@ from bbgrap.control import coordinator_events as ce
 from bbgrap.control import coordinator_instructions, eviction, planning
 from bbgrap.control.plan_trial import TRIALS
 from bbgrap.control.planned_variant import SCALED_FROM
-from bbgrap.control.planning import EARNED, ONE_NODE
+from bbgrap.control.planning import EARNED, ONE_NODE, standby_key
 from bbgrap.control.plans import IN_USE_S
 from bbgrap.control.scaled_plans import SEARCH_EVERY_S
 from bbgrap.protocol import client_messages as c
@@ -136,7 +136,7 @@ def test_what_comes_together_goes_to_the_copies_oldest_first_and_plans_nothing()
             assert len(story.wire.jobs) == jobs, "one plan more would take what answers"
         assert story.wire.finish_requests() or story.wire.pending() or len(order) == len(calls)
     assert order == sorted(order)
-    assert story.wire.coordinator.standbys.by_model[MODEL].outstanding == 0
+    assert story.wire.coordinator.standbys.by_model[standby_key(MODEL)].outstanding == 0
 
 
 def test_a_crowd_of_one_shape_goes_to_the_copies_too():

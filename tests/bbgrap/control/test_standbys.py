@@ -8,7 +8,7 @@ import pytest
 from bbgrap.control import agent_events as ae
 from bbgrap.control import coordinator_events as ce
 from bbgrap.control import coordinator_instructions
-from bbgrap.control.planning import STANDBY_FIRST_S
+from bbgrap.control.planning import STANDBY_FIRST_S, standby_key
 from bbgrap.control.plans import FIRST_AGAIN_S
 from bbgrap.control.standby import MAX_STANDBYS, MUCH_TO_LOAD
 from bbgrap.control.uploads import offer_digest
@@ -134,7 +134,7 @@ def test_what_has_ended_a_worker_is_not_tried_next_where_another_model_has_its_l
     for number in range(MUCH_TO_LOAD + 1):  # a worker that is started anew has these to load
         bring(wire, 2 + number)
     known = set(wire.coordinator.loading.by_epoch)
-    copies = {name for variant in wire.coordinator.standbys.by_model[MODEL].variants for name in variant.parts}
+    copies = {name for variant in wire.coordinator.standbys.by_model[standby_key(MODEL)].variants for name in variant.parts}
     victims = []
     carry = wire.carry_agent
 

@@ -9,6 +9,7 @@ from dataclasses import replace
 from bbgrap.control import agent_events as ae
 from bbgrap.control import coordinator_events as ce
 from bbgrap.control import coordinator_instructions, stalls
+from bbgrap.control.planning import standby_key
 from bbgrap.control.synthetic_requests import SLOWER, UNASKED_S
 from bbgrap.control.uploads import offer_digest
 from bbgrap.control.variants import PROBE_WITHIN_S
@@ -254,7 +255,7 @@ def test_a_new_model_is_loaded_where_no_other_one_does_not_end():
     for _ in range(20):
         wire.deliver_all()
         wire.pass_time(0.1)
-    first = wire.coordinator.standbys.by_model[other].variants[0]
+    first = wire.coordinator.standbys.by_model[standby_key(other)].variants[0]
     assert first.is_ready
     assert stuck not in first.parts
 
