@@ -66,12 +66,6 @@ class WorkerEnded:
     """Which files of its weights cache have ended it, in words."""
 
 
-def _first_to_go(pid: int) -> None:
-    """Let the system end this process before its nanny when memory runs out: a nanny that lives starts another worker."""
-    with suppress(OSError):
-        Path(f"/proc/{pid}/oom_score_adj").write_text("1000")
-
-
 def _filled_pipe(content: bytes) -> int:
     """Return the end to read from of a pipe with some bytes: unlike arguments and environment, nobody else can read it."""
     ours, theirs = os.pipe()
@@ -120,7 +114,6 @@ class _Child:
             )
             undo.callback(self.process.wait)
             undo.callback(self.process.kill)
-            _first_to_go(self.process.pid)
             self.progress = WorkerProgress(memory)
             undo.callback(self.progress.close)
             self.pipe = Pipe(ours, TO_WORKER)

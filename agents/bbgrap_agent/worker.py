@@ -86,7 +86,7 @@ _STOP_S = 2.0
 _REASON_CHARACTERS = 16_000
 _PR_SET_PDEATHSIG = 1
 _FIRST_TO_GO = "100"
-"""For the system's choice of whom to end when memory is short: rather this process than its nanny, which then says so."""
+"""For the system's choice of whom to end when memory is short: rather this process than its nanny, which starts another."""
 
 EXECUTOR_FAILED = 70
 """The exit status of a worker whose executor had a fault of its own (`EX_SOFTWARE`)."""

@@ -134,12 +134,14 @@ class RequestAssigner:
         return not any(is_stuck(member, self._loading) and member.beat.request != request.number for member in there)
 
     def fits_nowhere(self, plan: ServedPlan, request: Request, now: float) -> bool:
-        """Whether all that is loaded for a plan is for other requests than this one of a sequence, and nothing else will be."""
+        """Whether it is one of a sequence, all that is loaded for its plan is for others, and nothing else will be."""
+        if request.sequence is None:
+            return False
         copies = [] if plan.helper is None else plan.helper.open_variants
         there = [*(plan.open_variants if plan.serves else ()), *copies]
         if not there or (not copies and plan.helper is not None and self.can_answer(plan.helper, now)):
             return False
-        return request.sequence is not None and not any(fits(variant, request.sequence, request) for variant in there)
+        return not any(fits(variant, request.sequence, request) for variant in there)
 
     def can_answer(self, standby: ServedPlan, now: float) -> bool:
         """Whether a model's standby answers, or will."""

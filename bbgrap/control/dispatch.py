@@ -27,6 +27,7 @@ from bbgrap.control.request import Request
 from bbgrap.control.request_recovery import RequestRecovery
 from bbgrap.control.request_statistics import RequestStatistics
 from bbgrap.control.scaled_plans import learn
+from bbgrap.control.sequence import Sequence
 from bbgrap.control.sequences import NO_PROGRAM, Sequences
 from bbgrap.control.spare_plans import SparePlans
 from bbgrap.control.standby import Standbys
@@ -179,18 +180,16 @@ class Requests:
 
     def _refuse_lost(self, plan: ServedPlan) -> list[CoordinatorInstruction]:
         """Answer the requests of sequences whose state is gone for good, and those whose inputs nothing takes."""
-        if not plan.waiting:
-            return []
-        waiting = [(request, s) for number in plan.waiting if (s := (request := self.open[number]).sequence) is not None]
-        lost = [i for request, s in waiting if self.sequences.is_lost(s) for i in self._fail_lost(request, "what held it is gone")]
-        odd = [
-            request for request, _ in waiting if request.number in self.open and self.assigner.fits_nowhere(plan, request, self.table.now)
-        ]
-        return [*lost, *(i for r in odd for i in self.table.fail(r.number, "failed", Fault.INPUT, NO_PROGRAM.format(r.number)))]
+        done: list[CoordinatorInstruction] = []
+        for request in [self.open[number] for number in plan.waiting]:
+            if request.sequence is not None and self.sequences.is_lost(request.sequence):
+                done += self._fail_lost(request, request.sequence, "what held it is gone")
+            elif self.assigner.fits_nowhere(plan, request, self.table.now):
+                done += self.table.fail(request.number, "failed", Fault.INPUT, NO_PROGRAM.format(request.number))
+        return done
 
-    def _fail_lost(self, request: Request, why: str) -> list[CoordinatorInstruction]:
-        label = "" if request.sequence is None else request.sequence.label
-        return self.table.fail(request.number, "failed", Fault.STATE_LOST, f"{label}: its state is lost: {why}; begin it again")
+    def _fail_lost(self, request: Request, sequence: Sequence, why: str) -> list[CoordinatorInstruction]:
+        return self.table.fail(request.number, "failed", Fault.STATE_LOST, f"{sequence.label}: its state is lost: {why}; begin it again")
 
     def _refuse_waiting(self, plan: ServedPlan, fault: Fault, reason: str) -> list[CoordinatorInstruction]:
         return [instruction for number in list(plan.waiting) for instruction in self.table.fail(number, "failed", fault, reason)]
@@ -321,18 +320,18 @@ class Requests:
         if request.epoch != message.epoch:
             return []
         if message.lost and request.sequence is not None:
-            return self._state_lost(request, variant, f"agent '{member.name}': {message.reason}")
+            return self._state_lost(request, request.sequence, variant, f"agent '{member.name}': {message.reason}")
         if request.sequence is not None and request.sequence.running > 1:
             request.sequence.joins = False
             return self.recovery.take_back(variant, [request.number])[1]
         self._has_answered(variant.plan)
         return self.table.fail(request.number, "RequestFailed", Fault.EXECUTION, f"agent '{member.name}': {message.reason}")
 
-    def _state_lost(self, request: Request, variant: Variant, reason: str) -> list[CoordinatorInstruction]:
+    def _state_lost(self, request: Request, sequence: Sequence, variant: Variant, reason: str) -> list[CoordinatorInstruction]:
         """Make a sequence's state anew that an agent does not have, if what it is made of is kept."""
-        if request.sequence is None or not self.sequences.lost(request.sequence):
-            return self._fail_lost(request, reason)
-        told = Log(f"{request.sequence.label}: {reason}; {request.sequence.steps} requests run again", epoch=variant.epoch)
+        if not self.sequences.lost(sequence):
+            return self._fail_lost(request, sequence, reason)
+        told = Log(f"{sequence.label}: {reason}; {sequence.steps} requests run again", epoch=variant.epoch)
         return [told, *self.recovery.take_back(variant, [request.number])[1]]
 
     def cancel(self, caller: Caller) -> list[CoordinatorInstruction]:

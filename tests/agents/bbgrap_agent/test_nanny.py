@@ -135,9 +135,9 @@ def test_a_worker_does_not_outlive_its_nanny(coordinator, agent):
 def test_where_memory_runs_out_the_worker_goes_before_its_nanny(coordinator, agent):
     worker = coordinator.worker_of(agent)
     deadline = time.monotonic() + 5
-    while score_of(worker.pid) != 1000 and time.monotonic() < deadline:  # its nanny says so right after it has begun
+    while score_of(worker.pid) <= score_of(agent.pid) and time.monotonic() < deadline:  # it says so when it begins
         time.sleep(0.01)
-    assert score_of(worker.pid) == 1000 > score_of(agent.pid)
+    assert score_of(worker.pid) > score_of(agent.pid)
 
 
 def score_of(pid):
