@@ -333,16 +333,13 @@ class Executor:
             return
         if finished:
             if running.sequence:
-                self._leave((key[0], running.sequence), key[1], running)
+                owner = (key[0], running.sequence)
+                self._states.keep(owner, key[1], execution.results())
+                for sequence in running.heirs:
+                    self._states.share(owner, sequence)
             self._end(key)
             self._recorder.give(key)
         running.can_go_on = limit is not None and execution.position != before
-
-    def _leave(self, owner: RequestKey, request: int, running: _Running) -> None:
-        """Keep the state that a request has left."""
-        self._states.keep(owner, request, running.execution.results())
-        for sequence in running.heirs:
-            self._states.share(owner, sequence)
 
     def _stop(self) -> None:
         self._stopped = True

@@ -100,11 +100,6 @@ class AgentMachine:
         self._complained = False
 
     @property
-    def deployments(self) -> tuple[int, ...]:
-        """The epochs that it holds, loaded or not."""
-        return tuple(self._deployments.by_epoch)
-
-    @property
     def state(self) -> str:
         """Where the agent stands: joining, joined or left."""
         return self._tracker.state

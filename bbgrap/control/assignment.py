@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 
 from bbgrap.control.coordinator_events import RoutingId
 from bbgrap.control.loading import Loading
@@ -24,25 +25,16 @@ LOADING_COSTS = 2.0
 """How many times as long a request takes on an agent that loads something: both want the same cores, and the load takes longer, too."""
 
 
+@dataclass(frozen=True, slots=True)
 class RequestAssigner:
-    """Chooses among the requests that are `open`, by number."""
+    """Chooses among the requests that are open, by number, with what is known of the other parts."""
 
-    def __init__(
-        self,
-        members: Members,
-        loading: Loading,
-        standbys: Standbys,
-        sequences: Sequences,
-        synthetic: SyntheticRequests,
-        open_requests: Mapping[int, Request],
-    ) -> None:
-        """Choose with what is known of these."""
-        self._synthetic = synthetic
-        self._sequences = sequences
-        self._members = members
-        self._loading = loading
-        self._standbys = standbys
-        self._open = open_requests
+    _members: Members
+    _loading: Loading
+    _standbys: Standbys
+    _sequences: Sequences
+    _synthetic: SyntheticRequests
+    _open: Mapping[int, Request]
 
     def next(self, plan: ServedPlan) -> Iterator[Request]:
         """Yield whose turn it is: the oldest request of the client that has the fewest running, of those that are not held.

@@ -199,7 +199,7 @@ class Requests:
         there = self.members.living(variant.parts)
         if any(request.number < member.first_request for member in there):
             self.table.renumber(request)  # it came before a node of the plan joined, and is not what that one may still work on
-        self._lonely = 0 if self._is_busy() else request.number
+        self._lonely = 0 if self._is_running() or self.synthetic.is_busy else request.number
         request.is_drawn = request.sequence is None and self.verifying.draw(request)
         request.epoch, message = variant.epoch, request.message
         variant.queue.running[request.number] = now
@@ -215,9 +215,6 @@ class Requests:
 
     def _is_running(self) -> bool:
         return self.verifying.running > 0 or any(request.epoch for request in self.open.values())
-
-    def _is_busy(self) -> bool:
-        return self._is_running() or self.synthetic.is_busy
 
     # --- ending -----------------------------------------------------------------------------------------------------------------
 

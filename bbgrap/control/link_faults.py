@@ -7,6 +7,8 @@ Law: what may have been lost with a connection runs again, here or elsewhere.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from bbgrap.cluster.types import COORDINATOR
 from bbgrap.control.coordinator_instructions import CoordinatorInstruction, Log
 from bbgrap.control.links import Links
@@ -21,16 +23,15 @@ MAX_STALLS = 3
 """Requests in a row that stall on a variant whose links are well; then it is loaded anew."""
 
 
+@dataclass(frozen=True, slots=True)
 class LinkFaults:
     """The variants whose links are in doubt: those that have `suspects`."""
 
-    def __init__(self, members: Members, links: Links, loading: Loading, planning: Planning, recovery: RequestRecovery) -> None:
-        """Start without any."""
-        self._members = members
-        self._links = links
-        self._loading = loading
-        self._planning = planning
-        self._recovery = recovery
+    _members: Members
+    _links: Links
+    _loading: Loading
+    _planning: Planning
+    _recovery: RequestRecovery
 
     def broken(self, member: Member | None, address: str, now: float) -> list[CoordinatorInstruction]:
         """Run again what a broken connection may have lost, and find out whether the two still reach each other.

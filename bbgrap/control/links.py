@@ -80,7 +80,30 @@ class Links:
         if trial is None or trial.member is not member:
             return False, []
         del self._trials[message.trial]
-        return self._judge(trial, set(message.unreachable), loading, now)
+        before, told = set(self.apart), list[CoordinatorInstruction]()
+        there = {(peer.name, peer.address, peer.fingerprint) for peer in self.members.peers_of(member)}
+        for peer in trial.peers:
+            if (peer.name, peer.address, peer.fingerprint) not in there:
+                continue  # it has gone, or has come back somewhere else since
+            pair = frozenset((member.name, peer.name))
+            if peer.device not in message.unreachable:
+                if self.apart.pop(pair, None) is not None:
+                    text = f"'{member.name}' and '{peer.name}' reach each other again"
+                    told.append(Log(text, event="link back", node=peer.name))
+            elif peer.name == COORDINATOR or (
+                (other := self.members.by_name.get(peer.name)) is not None
+                and not other.beat.seconds
+                and not other.is_quiet(now)
+                and peer.name not in loading
+            ):
+                # One that computes answers late, one that is about to be taken for dead never, and one whose worker has just been started
+                # anew not at all: none says anything of the link. Each agent looks itself whether it reaches the others, before.
+                if pair not in self.apart:
+                    why = "is its data port open, and its address the one that others reach it by (--advertise)?"
+                    text = f"'{member.name}' does not reach '{peer.name}' at {peer.address}: {why}"
+                    told.append(Log(text, event="link lost", node=member.name))
+                self.apart[pair] = now
+        return set(self.apart) != before, told
 
     def overdue(self, now: float) -> list[CoordinatorInstruction]:
         """Try again who is apart; what was tried without an answer tells nothing."""
@@ -107,34 +130,6 @@ class Links:
     def unreachable(self, name: str) -> tuple[str, ...]:
         """Return whom an agent is apart from, by name."""
         return tuple(sorted(other for pair in self.apart if name in pair for other in pair - {name}))
-
-    def _judge(
-        self, trial: _Trial, unreachable: set[int], loading: Collection[str], now: float
-    ) -> tuple[bool, list[CoordinatorInstruction]]:
-        before, told = set(self.apart), list[CoordinatorInstruction]()
-        there = {(peer.name, peer.address, peer.fingerprint) for peer in self.members.peers_of(trial.member)}
-        for peer in trial.peers:
-            if (peer.name, peer.address, peer.fingerprint) not in there:
-                continue  # it has gone, or has come back somewhere else since
-            pair = frozenset((trial.member.name, peer.name))
-            if peer.device not in unreachable:
-                if self.apart.pop(pair, None) is not None:
-                    text = f"'{trial.member.name}' and '{peer.name}' reach each other again"
-                    told.append(Log(text, event="link back", node=peer.name))
-            elif peer.name == COORDINATOR or (
-                (other := self.members.by_name.get(peer.name)) is not None
-                and not other.is_computing
-                and not other.is_quiet(now)
-                and peer.name not in loading
-            ):
-                # One that computes answers late, one that is about to be taken for dead never, and one whose worker has just been started
-                # anew not at all: none says anything of the link. Each agent looks itself whether it reaches the others, before.
-                if pair not in self.apart:
-                    why = "is its data port open, and its address the one that others reach it by (--advertise)?"
-                    text = f"'{trial.member.name}' does not reach '{peer.name}' at {peer.address}: {why}"
-                    told.append(Log(text, event="link lost", node=trial.member.name))
-                self.apart[pair] = now
-        return set(self.apart) != before, told
 
     def _try(self, member: Member, peers: tuple[Peer, ...], now: float) -> list[CoordinatorInstruction]:
         if not peers:

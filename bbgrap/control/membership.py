@@ -85,11 +85,6 @@ class Member:
     to_feed: int = 0
     """Their total."""
 
-    @property
-    def is_computing(self) -> bool:
-        """Whether its worker was in the middle of a segment at its latest heartbeat."""
-        return self.beat.seconds > 0
-
     def is_quiet(self, now: float) -> bool:
         """Whether heartbeats are missing: it may be gone."""
         return now - self.heard > QUIET_S

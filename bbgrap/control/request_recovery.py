@@ -7,6 +7,7 @@ is told to forget it.
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import dataclass
 
 from bbgrap.control.coordinator_instructions import CoordinatorInstruction, Log, ToAgent
 from bbgrap.control.loading import PATIENCE_S, Loading
@@ -31,23 +32,15 @@ HOLD_S = 0.25
 dies closes its connections before its nanny can say so, and what has ended it must not end the next one. Chosen: two heartbeats."""
 
 
+@dataclass(frozen=True, slots=True)
 class RequestRecovery:
     """Takes requests back from variants, and gives up variants and requests that are lost too often."""
 
-    def __init__(
-        self,
-        loading: Loading,
-        table: OpenRequests,
-        sequences: Sequences,
-        synthetic: SyntheticRequests,
-        verifying: Verifying,
-    ) -> None:
-        """Take back what is in these."""
-        self._loading = loading
-        self._table = table
-        self._sequences = sequences
-        self._synthetic = synthetic
-        self._verifying = verifying
+    _loading: Loading
+    _table: OpenRequests
+    _sequences: Sequences
+    _synthetic: SyntheticRequests
+    _verifying: Verifying
 
     def lose_agent(self, member: Member, variants: Collection[Variant]) -> list[CoordinatorInstruction]:
         """Run again, elsewhere, what ran on an agent that is gone or has lost its worker."""

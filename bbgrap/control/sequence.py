@@ -57,10 +57,6 @@ class Sequence:
         if self.seen > self.steps:
             self.state, self.seen = self.before
 
-    def to_replay(self) -> list[RequestInputs]:
-        """Return the inputs of the requests that are to run again before the next one."""
-        return (self.given or [])[self.seen :]
-
     def coming(self, message: RunModel, *, at_home: bool) -> list[RequestInputs]:
         """Return the inputs of all requests that are to run: from where the state is, or from the beginning, to this one."""
         return [*(self.given or ())[self.seen if at_home else 0 :], *([] if message.reads else [given_of(message)])]

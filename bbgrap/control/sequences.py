@@ -173,7 +173,7 @@ class Sequences:
             left = self._left_behind(sequence)
             sequence.place(variant.epoch)
         sequence.go_back()
-        again = sequence.to_replay()
+        again = (sequence.given or [])[sequence.seen :]
         is_own = not again
         reads = is_own and request.message.reads
         given, sequence.running = given_of(request.message), 0 if reads else 1

@@ -5,7 +5,7 @@ Law: what could not be covered is said, in the log and in the plan's report.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from bbgrap.cluster.types import Cluster
 from bbgrap.control.coordinator_instructions import CoordinatorInstruction, Log, StartPlanning
@@ -20,15 +20,14 @@ ROOM = 1.5
 """What is loaded on a node takes so many times its weights: they, and what kernels make of them. Chosen."""
 
 
+@dataclass(frozen=True, slots=True)
 class SparePlans:
     """Which losses are covered by a plan that is loaded."""
 
-    def __init__(self, members: Members, links: Links, loading: Loading, standbys: Standbys) -> None:
-        """Start without any."""
-        self.members = members
-        self.links = links
-        self.loading = loading
-        self.standbys = standbys
+    members: Members
+    links: Links
+    loading: Loading
+    standbys: Standbys
 
     def consider(self, plan: ServedPlan, now: float) -> list[CoordinatorInstruction]:
         """Begin to plan for the next loss that is not covered."""

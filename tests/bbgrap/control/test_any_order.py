@@ -53,7 +53,7 @@ def test_agent(moves, data):
             events.append(ae.WorkerReady(machine.join))
         if worker in {"dies", "crashes"} and ready:
             ready = False
-            loading = data.draw(st.sampled_from([0, *machine.deployments]))
+            loading = data.draw(st.sampled_from([0, *machine._deployments.by_epoch]))
             events = [ae.WorkerDied("gone", 0, 0, loading, EndedBy.CRASH if worker == "crashes" else EndedBy.OUTSIDE), *events]
         while events:
             try:
@@ -71,7 +71,7 @@ def test_agent(moves, data):
                 if isinstance(instruction, Deploy):
                     outcomes = st.sampled_from([("",), ("no",), ("", instruction.digests)])
                     events.append(ae.DeploymentLoaded(instruction.epoch, 0.1, *data.draw(outcomes)))
-        assert len(machine.deployments) <= MAX_DEPLOYMENTS
+        assert len(machine._deployments.by_epoch) <= MAX_DEPLOYMENTS
 
 
 @given(st.lists(st.tuples(st.sampled_from(ANSWERS), STEPS), max_size=40))
