@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from bbgrap.control.request_inputs import Keep, in_memory
 from bbgrap.protocol.addresses import place_of
 
 
@@ -30,8 +29,6 @@ class Settings:
     """Which start of a coordinator this is."""
     started: float = 0.0
     """When, in seconds since 1970."""
-    keep: Keep = in_memory
-    """How inputs of sequences are kept: a copy, as `bytes` if it takes memory, as views if it is on disk."""
 
     @property
     def place(self) -> str:

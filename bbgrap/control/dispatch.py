@@ -68,7 +68,7 @@ class Requests:
         self.table = OpenRequests(settings, loading, statistics, self.counts)
         self.open = self.table.by_number
         self._lonely = 0
-        self.sequences = Sequences(loading, statistics, settings.keep)
+        self.sequences = Sequences(loading, statistics)
         self.synthetic = SyntheticRequests(loading, planning)
         self.assigner = RequestAssigner(members, loading, standbys, self.sequences, self.synthetic, self.open)
         self.verifying = Verifying(settings, loading, planning, self.synthetic, self.counts.verified)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import mmap
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from bbgrap.protocol.client_messages import RunModel
@@ -13,13 +14,10 @@ _BESIDES_BYTES = 512
 DISK_FOR_MEMORY = 32
 """Bytes on disk that are kept where one of memory may be: 8 GiB for 256 MiB. Chosen: states of two networks like VGG, and their samples."""
 
-Keep = Callable[[Sequence[BytesLike]], tuple[BytesLike, ...]]
-"""Returns copies of a request's inputs; what is no `bytes` is on disk."""
 
-
-def in_memory(inputs: Sequence[BytesLike]) -> tuple[bytes, ...]:
-    """Copy inputs to memory."""
-    return tuple(map(bytes, inputs))
+def keep(inputs: Sequence[BytesLike]) -> tuple[BytesLike, ...]:
+    """Return a request's inputs as they can stay: what is in a file as it is, a copy in memory of all else."""
+    return tuple(each if isinstance(each, memoryview) and isinstance(each.obj, mmap.mmap) else bytes(each) for each in inputs)
 
 
 @dataclass(frozen=True, slots=True)

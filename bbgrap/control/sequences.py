@@ -21,7 +21,7 @@ from bbgrap.control.joined_requests import joined
 from bbgrap.control.loading import Loading
 from bbgrap.control.plans import ServedPlan, Variant
 from bbgrap.control.request import Request
-from bbgrap.control.request_inputs import Keep, RequestInputs, given_of
+from bbgrap.control.request_inputs import RequestInputs, given_of, keep
 from bbgrap.control.request_statistics import RequestStatistics
 from bbgrap.control.sequence import Sequence
 from bbgrap.protocol.client_messages import EndSequence, Fault, ForkSequence, RunModel
@@ -49,12 +49,10 @@ class Sequences:
     Invariants: `_kept` is the sum of what is kept of all of them.
     """
 
-    def __init__(self, loading: Loading, statistics: RequestStatistics, keep: Keep, limit: int = MAX_KEPT_BYTES) -> None:
-        """Start without any; `keep` inputs, at most for the price of `limit` bytes. What is computed anew is counted in `statistics`."""
+    def __init__(self, loading: Loading, statistics: RequestStatistics) -> None:
+        """Start without any; what is computed anew is counted in `statistics`."""
         self._loading = loading
         self._statistics = statistics
-        self._keep = keep
-        self._limit = limit
         self._known: dict[tuple[RoutingId, int], Sequence] = {}
         self._kept = 0
 
@@ -206,7 +204,7 @@ class Sequences:
         sequence.steps += 1
         if sequence.given is not None and self._known.get((sequence.client, sequence.name)) is sequence:
             # A client on this machine can write to what it sent.
-            given = RequestInputs(message.inputs, self._keep(message.payload))
+            given = RequestInputs(message.inputs, keep(message.payload))
             sequence.given.append(given)
             self._kept += given.price
             self._forget_inputs()
@@ -221,8 +219,8 @@ class Sequences:
 
     def _forget_inputs(self) -> None:
         """Keep no more than may be kept: what is idle for longest goes first."""
-        for sequence in sorted(self._known.values(), key=lambda s: s.is_open) if self._kept > self._limit else ():
-            if self._kept <= self._limit:
+        for sequence in sorted(self._known.values(), key=lambda s: s.is_open) if self._kept > MAX_KEPT_BYTES else ():
+            if self._kept <= MAX_KEPT_BYTES:
                 break
             self._drop_inputs(sequence)
 

@@ -50,11 +50,6 @@ class InputFiles:
         return tuple(kept[start:end] for start, end in pairwise(ends))
 
 
-def keep(inputs: Sequence[BytesLike]) -> tuple[BytesLike, ...]:
-    """Return a request's inputs as they can stay: what is in a file as it is, a copy in memory of all else."""
-    return tuple(each if isinstance(each, memoryview) and isinstance(each.obj, mmap.mmap) else bytes(each) for each in inputs)
-
-
 @dataclass(frozen=True, slots=True)
 class InputsStored:
     """The inputs of a request have been written."""

@@ -34,7 +34,7 @@ from bbgrap.transport.memory_broker import start_broker
 from bbgrap.transport.tcp import TcpDataPlane
 from bbgrap_coordinator.artifacts import ArtifactFolders
 from bbgrap_coordinator.audit import AuditLog
-from bbgrap_coordinator.input_files import InputFiles, keep
+from bbgrap_coordinator.input_files import InputFiles
 from bbgrap_coordinator.keyring import JOIN, LOCAL, KeyRing, NoKeys
 from bbgrap_coordinator.models import ModelStore
 from bbgrap_coordinator.planning import PlanningQueues
@@ -95,7 +95,6 @@ def serve(
             verify_key=secrets.token_bytes(32),
             incarnation=state.incarnation,
             started=time.time(),
-            keep=keep,
             fingerprint="" if keys.data_identity is None else keys.data_identity.fingerprint,
         )
         machine = CoordinatorMachine(settings, stored, time.monotonic())

@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from bbgrap.compiler.artifacts import Artifacts
 from bbgrap.compiler.sequences import for_sequences
 from bbgrap.control import coordinator_events as ce
-from bbgrap.control import coordinator_instructions, coordinator_settings
+from bbgrap.control import coordinator_instructions, coordinator_settings, sequences
 from bbgrap.control.planning import plan_key
 from bbgrap.control.sequences import MAX_LOSSES, Sequences
 from bbgrap.graph.types import DType
@@ -251,10 +251,9 @@ def test_what_is_refused_as_one_is_run_again_one_by_one():
     assert wire.ran == [[step] for step in range(8)]
 
 
-def test_a_sequence_whose_inputs_are_not_kept_is_lost_with_its_state_and_the_others_go_on():
+def test_a_sequence_whose_inputs_are_not_kept_is_lost_with_its_state_and_the_others_go_on(monkeypatch):
     wire = counters("a", "b")
-    requests = wire.coordinator.requests
-    requests.sequences._limit = 1300
+    monkeypatch.setattr(sequences, "MAX_KEPT_BYTES", 1300)
     assert [total(wire, 1, step, 1) for step in range(2)] == [1, 2]
     assert [total(wire, 2, step, 1) for step in range(2)] == [1, 2]
     for states in wire.states.values():

@@ -4,8 +4,9 @@ import os
 import queue
 import threading
 
-from bbgrap_coordinator.input_files import LARGE_BYTES, IncomingRequests, InputFiles, keep
+from bbgrap_coordinator.input_files import LARGE_BYTES, IncomingRequests, InputFiles
 
+from bbgrap.control.request_inputs import keep
 from bbgrap.protocol.client_messages import RunModel
 
 CLIENT = b"client"
