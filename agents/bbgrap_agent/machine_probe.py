@@ -7,8 +7,8 @@ seconds; rates count a multiply and an add as two operations.
 from __future__ import annotations
 
 import logging
-import time
-from collections.abc import Callable, Mapping, Sequence
+import timeit
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -96,10 +96,4 @@ def memory_bandwidth() -> float:
     """Return bytes per second of reading one array and writing another, on one thread."""
     source = np.ones(_MEMORY_BYTES, np.uint8)
     target = np.empty_like(source)
-    return 2 * _MEMORY_BYTES / typical([_timed(lambda: np.copyto(target, source)) for _ in range(_MEMORY_RUNS)])
-
-
-def _timed(run: Callable[[], object]) -> float:
-    began = time.perf_counter()
-    run()
-    return time.perf_counter() - began
+    return 2 * _MEMORY_BYTES / typical(timeit.repeat(lambda: np.copyto(target, source), number=1, repeat=_MEMORY_RUNS))

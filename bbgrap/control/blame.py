@@ -45,8 +45,6 @@ class Blame:
         self.planning = planning
         self.requests = requests
         self._doubts: dict[str, _Doubt] = {}
-        self._ended: dict[str, tuple[int, WorkerLost]] = {}
-        """What each agent said last, and its membership: what comes twice has happened once."""
 
     def worker_ended(self, member: Member, message: WorkerLost, now: float) -> list[CoordinatorInstruction]:
         """Find out what has ended a worker.
@@ -54,9 +52,9 @@ class Blame:
         One that computed and loaded at once says nothing of either, unless one of them alone has ended another worker in the same way
         before: it loads that again first, alone, and then it is known.
         """
-        if self._ended.get(member.name) == (member.number, message):
+        if member.worker_lost == message:
             return []
-        self._ended[member.name] = member.number, message
+        member.worker_lost = message
         doubt = self._doubts.pop(member.name, None)
         if doubt is not None and doubt.request is not None and message.loading == doubt.message.loading and not message.epoch:
             doubt.request.blamed = ""

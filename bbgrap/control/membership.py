@@ -18,7 +18,7 @@ from bbgrap.control.saved_state import SavedState
 from bbgrap.graph.types import Array, TensorType
 from bbgrap.protocol.addresses import host_of, place_of
 from bbgrap.protocol.limits import MAX_CHUNK_BYTES
-from bbgrap.protocol.messages import BytesLike, Heartbeat, Join, Peer, Refused, Rejoin, WeightChunk, Welcome
+from bbgrap.protocol.messages import BytesLike, Heartbeat, Join, Peer, Refused, Rejoin, WeightChunk, Welcome, WorkerLost
 from bbgrap.protocol.tensors import encode_array
 
 HEARTBEAT_S = 0.1
@@ -75,6 +75,8 @@ class Member:
     """When it was last told again that nobody wants what it computes, in seconds."""
     first_request: int = 0
     """Requests with lower numbers, which it may still work on, are void."""
+    worker_lost: WorkerLost | None = None
+    """What it has said of the end of its latest worker: what comes twice has happened once."""
     outgoing: dict[str, _Outgoing] = field(default_factory=dict)
     busy: float = 0.0
     """The part of the last second in which its worker computed, 0 to 1."""

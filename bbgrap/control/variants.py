@@ -179,7 +179,7 @@ class LowestLatency:
         self._epochs.remove(epoch)
         self.medians = {known: seconds for known, seconds in self.medians.items() if known != epoch}
         if epoch == self.serving and self._epochs:
-            self._settle(self.medians, min(self._epochs, key=lambda known: self.medians.get(known, float("inf"))))
+            self._settle(self.medians, self.best(self._epochs))
         elif self._trial is not None:
             self._trial.pop(epoch, None)
 

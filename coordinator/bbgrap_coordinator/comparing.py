@@ -32,8 +32,7 @@ def _fault(got: Answer, expected: Answer, task: Compare) -> str:
     names = [header.name for header in expected.outputs]
     if [header.name for header in got.outputs] != names:
         return f"outputs {[header.name for header in got.outputs]} instead of {names}"
-    mine, theirs = _values(got), _values(expected)
-    found = compare(mine, theirs, task.transfers)
+    found = compare(_values(got), _values(expected), task.transfers)
     return found.fault or ("" if found.verified else "they differ")
 
 

@@ -173,7 +173,7 @@ class HostExecutor:
             if frame.kind is Kind.CLOCK:
                 deployment = self._deployments.get(frame.epoch)
                 if deployment is not None and deployment.fingerprints.get(frame.source) == arrival.peer:
-                    self._show_clock(frame.epoch, frame.request, frame.message, frame.source)
+                    self._show_clock(deployment, frame.epoch, frame.request, frame.message, frame.source)
                 return None
             if frame.kind is Kind.PING:
                 self._pings.answer(frame, arrival.payload, arrival.peer)
@@ -235,17 +235,15 @@ class HostExecutor:
         if isinstance(running.execution, RecordedExecution):
             record = running.execution.record(labels_of(schedule))
             for device in deployment.addresses:
-                self._show_clock(running.epoch, request, 0, device)
+                self._show_clock(deployment, running.epoch, request, 0, device)
         names = [schedule.buffers[b].name for b in schedule.results]
         headers = tuple(TensorHeader(name, DType.of(array.dtype), array.shape) for name, array in zip(names, results, strict=True))
         return RequestDone(request, headers, tuple(encode_array(array) for array in results), record)
 
-    def _show_clock(self, epoch: int, request: int, number: int, device: int) -> None:
+    def _show_clock(self, deployment: _Deployment, epoch: int, request: int, number: int, device: int) -> None:
         """Tell a device of a deployment what the clock of records shows now."""
-        deployment = self._deployments.get(epoch)
-        if deployment is not None and device in deployment.addresses:
-            header = Frame(Kind.CLOCK, deployment.first.schedule.device, epoch, request, number).to_bytes()
-            self._plane.send(deployment.addresses[device], header, pack_clock(time.perf_counter_ns()))
+        header = Frame(Kind.CLOCK, deployment.first.schedule.device, epoch, request, number).to_bytes()
+        self._plane.send(deployment.addresses[device], header, pack_clock(time.perf_counter_ns()))
 
 
 def _whole(schedule: Schedule) -> frozenset[int]:
