@@ -15,7 +15,7 @@ import onnx
 from onnx import AttributeProto, NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
 from bbgrap.graph.onnx_read import OnnxModel, array_of, is_external
-from bbgrap.graph.onnx_tidy import graphs_of
+from bbgrap.graph.onnx_tidy import bodies_of, graphs_of, reads_of
 from bbgrap.graph.types import Array
 
 _NARROW = frozenset({TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16})
@@ -117,14 +117,11 @@ def widened(model: OnnxModel) -> DoubleModel:
     operators = []
     for node in proto.graph.node:
         _widen(node)
-        for body in (
-            body for attribute in node.attribute for body in (*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs)
-        ):
+        for body in bodies_of(node):
             for graph in graphs_of(body):
                 _widen_body(graph)
-        reads = dict.fromkeys(name for name in (*node.input, *_captured(node)) if name)
         writes = tuple(name for name in node.output if name)
-        operators.append(Operator(node.op_type, tuple(reads), writes, node, opsets, proto.ir_version))
+        operators.append(Operator(node.op_type, tuple(dict.fromkeys(reads_of(node))), writes, node, opsets, proto.ir_version))
     return DoubleModel(tuple(operators), constants, tuple(item.name for item in proto.graph.output))
 
 
@@ -158,16 +155,3 @@ def _widen_body(graph: onnx.GraphProto) -> None:
 
 def _wide_tensor(tensor: TensorProto) -> TensorProto:
     return numpy_helper.from_array(wide(array_of(tensor)), tensor.name) if tensor.data_type in _NARROW else tensor
-
-
-def _captured(node: NodeProto) -> dict[str, None]:
-    """Return the outer names that the bodies of a node read, in order (the values of the dict mean nothing)."""
-    bodies = [body for a in node.attribute for body in (*([a.g] if a.HasField("g") else []), *a.graphs)]
-    found: dict[str, None] = {}
-    for body in bodies:
-        defined = {item.name for item in (*body.input, *body.initializer)}
-        for inner in body.node:
-            found |= dict.fromkeys(name for name in (*inner.input, *_captured(inner)) if name and name not in defined)
-            defined.update(inner.output)
-        found |= dict.fromkeys(value.name for value in body.output if value.name not in defined)
-    return found
