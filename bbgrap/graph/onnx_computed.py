@@ -16,7 +16,7 @@ from onnx import GraphProto, ModelProto, NodeProto, TensorProto, numpy_helper
 from bbgrap.errors import ModelError
 from bbgrap.graph.onnx_infer import doubtful_slices, infer_shapes
 from bbgrap.graph.onnx_limits import MAX_GROWTH, dtype_of
-from bbgrap.graph.onnx_tidy import bodies_of, reads_of
+from bbgrap.graph.onnx_tidy import bodies_of, copy_of, reads_of
 
 MAX_COMPUTED_BYTES = 1 << 30
 """All that is computed of constants, beside `MAX_GROWTH` times the weights, which may be packed. Chosen: onnx's tests have a VGG19 whose
@@ -127,8 +127,7 @@ def _constant_nodes(graph: GraphProto) -> list[NodeProto]:
 
 def _sizes(proto: ModelProto) -> dict[str, int]:
     """Return the bytes of the values of a graph, as far as they can be inferred."""
-    draft = ModelProto()
-    draft.CopyFrom(proto)
+    draft = copy_of(proto)
     del draft.graph.value_info[:]
     for value in draft.graph.output:
         value.ClearField("type")

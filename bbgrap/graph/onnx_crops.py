@@ -20,6 +20,7 @@ import onnx.shape_inference
 from onnx import NodeProto, numpy_helper
 
 from bbgrap.errors import ModelError
+from bbgrap.graph.onnx_tidy import refill, serialized
 from bbgrap.graph.slices import from_nearer_end
 from bbgrap.graph.types import Array
 
@@ -62,7 +63,7 @@ def crops_to_pools(data: bytes) -> tuple[bytes, tuple[PooledCrop, ...]]:
         if crop is not None:
             crops.append(crop)
             node.CopyFrom(onnx.helper.make_node("MaxPool", [node.input[0]], [crop.result], crop.result, kernel_shape=crop.kernel))
-    return proto.SerializeToString(deterministic=True), tuple(crops)
+    return serialized(proto), tuple(crops)
 
 
 def pools_to_crops(graph: onnx.GraphProto, crops: Sequence[PooledCrop], block: int) -> None:
@@ -83,8 +84,7 @@ def pools_to_crops(graph: onnx.GraphProto, crops: Sequence[PooledCrop], block: i
         nodes.extend(_cropping(graph, node, crop, block if blocked else None))
     if wanted:
         raise ModelError(f"model '{graph.name}': optimised, it lacks the crops {', '.join(crop.result for crop in wanted.values())}")
-    del graph.node[:]
-    graph.node.extend(nodes)
+    refill(graph.node, nodes)
 
 
 def _map_shapes(proto: onnx.ModelProto) -> Iterator[tuple[str, tuple[int, ...]]]:

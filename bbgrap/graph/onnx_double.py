@@ -15,7 +15,7 @@ import onnx
 from onnx import AttributeProto, NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
 from bbgrap.graph.onnx_read import OnnxModel, array_of, is_external
-from bbgrap.graph.onnx_tidy import bodies_of, graphs_of, reads_of
+from bbgrap.graph.onnx_tidy import bodies_of, copy_of, graphs_of, reads_of
 from bbgrap.graph.types import Array
 
 _NARROW = frozenset({TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16})
@@ -110,8 +110,7 @@ class DoubleModel:
 
 def widened(model: OnnxModel) -> DoubleModel:
     """Return a model with 64-bit floats in the place of all others."""
-    proto = onnx.ModelProto()
-    proto.CopyFrom(model.proto)
+    proto = copy_of(model.proto)
     constants = {t.name: model.weights[t.name] if is_external(t) else array_of(t) for t in proto.graph.initializer}
     opsets = tuple((item.domain, item.version) for item in proto.opset_import)
     operators = []

@@ -15,6 +15,7 @@ from onnx import helper
 
 from bbgrap.errors import ModelError
 from bbgrap.graph.onnx_read import BROKEN, is_external
+from bbgrap.graph.onnx_tidy import serialized
 
 _ELEMENTWISE = (
     *("Abs", "Add", "Clip", "Div", "Elu", "Erf", "Exp", "Gelu", "HardSigmoid", "HardSwish", "Identity", "LeakyRelu", "Max", "Min"),
@@ -91,8 +92,7 @@ def free_form(data: bytes, moving: Mapping[str, frozenset[int]]) -> bytes:
         for axis in sorted(moving.get(value.name, ())):
             dim = value.type.tensor_type.shape.dim[axis]
             dim.dim_param = "one" if dim.dim_value == 1 else symbols.setdefault((axis, dim.dim_value), f"size{len(symbols)}")
-    written: bytes = proto.SerializeToString(deterministic=True)
-    return written
+    return serialized(proto)
 
 
 def common_form(data: bytes, moving: Mapping[str, frozenset[int]]) -> bytes:

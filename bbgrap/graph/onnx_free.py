@@ -7,11 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import onnx
-
 from bbgrap.graph.onnx_computed import infer
 from bbgrap.graph.onnx_read import BROKEN, OnnxModel
-from bbgrap.graph.onnx_tidy import graphs_of
+from bbgrap.graph.onnx_tidy import copy_of, forget_shapes
 from bbgrap.graph.types import DType, Graph
 
 Sizes = Mapping[str, tuple[int | None, ...]]
@@ -40,13 +38,8 @@ def moving_axes(known: Sizes, graph: Graph) -> Mapping[str, frozenset[int]]:
 
 def fixed_sizes(model: OnnxModel) -> Sizes:
     """Return what follows for values from the free inputs; sizes that are told of values inside and of outputs are not believed."""
-    proto = onnx.ModelProto()
-    proto.CopyFrom(model.proto)
-    for body in graphs_of(proto.graph):
-        del body.value_info[:]
-    for value in proto.graph.output:
-        if value.type.HasField("tensor_type"):
-            value.type.tensor_type.ClearField("shape")
+    proto = copy_of(model.proto)
+    forget_shapes(proto.graph)
     try:
         inferred = infer(proto)
     except BROKEN:

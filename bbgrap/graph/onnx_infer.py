@@ -19,7 +19,7 @@ import onnx.shape_inference
 from onnx import GraphProto, ModelProto, NodeProto
 
 from bbgrap.errors import ModelError
-from bbgrap.graph.onnx_tidy import bodies_of, graphs_of, reads_of
+from bbgrap.graph.onnx_tidy import bodies_of, copy_of, graphs_of, reads_of
 
 _OF_SHAPES = frozenset({"Shape", "Size"})
 _NEVER_BELOW_ZERO = frozenset(
@@ -67,8 +67,7 @@ def _inferred(proto: ModelProto, *, data_prop: bool) -> tuple[ModelProto, bool]:
     """Do what `infer_shapes` does; return also whether some nodes had to stay hidden."""
     if not _is_doubtful(proto.graph):
         return onnx.shape_inference.infer_shapes(proto, data_prop=data_prop), False
-    draft = ModelProto()
-    draft.CopyFrom(proto)
+    draft = copy_of(proto)
     strangers = {node.domain for graph in graphs_of(draft.graph) for node in graph.node} - {entry.domain for entry in draft.opset_import}
     for domain in sorted(strangers):
         draft.opset_import.add(domain=domain, version=1)  # else onnx infers nothing at all; onnxruntime does, up to there

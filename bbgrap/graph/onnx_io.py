@@ -34,7 +34,7 @@ from bbgrap.graph.onnx_read import (
     read_model,
 )
 from bbgrap.graph.onnx_shapes import with_input_shapes
-from bbgrap.graph.onnx_tidy import bodies_of, captured_by, graphs_of, standard_domain
+from bbgrap.graph.onnx_tidy import bodies_of, captured_by, copy_of, graphs_of, refill, standard_domain
 from bbgrap.graph.onnx_types import UNKNOWN, declare, type_named, type_of
 from bbgrap.graph.onnx_write import FreeAxes, Written, free_batch, save_graph, write_graph
 from bbgrap.graph.types import Array, Attribute, DType, Graph, Node, Subgraph, TensorType, Weight, check_graph
@@ -136,8 +136,7 @@ def _inferred(proto: onnx.ModelProto, given: Mapping[str, TensorType]) -> dict[s
 
     Nodes whose outputs are given are left out, so that what follows is inferred from what is given.
     """
-    draft = onnx.ModelProto()
-    draft.CopyFrom(proto)
+    draft = copy_of(proto)
     del draft.graph.value_info[:]
     for value in draft.graph.output:
         value.ClearField("type")
@@ -156,14 +155,16 @@ def _inferred(proto: onnx.ModelProto, given: Mapping[str, TensorType]) -> dict[s
 
 def _cut(graph: GraphProto, given: Mapping[str, TensorType]) -> None:
     """Leave out, in place, the nodes all of whose outputs have given types: these are inputs then."""
-    gone = [node for node in graph.node if node.output and all(name in given for name in node.output if name)]
+
+    def is_given(node: NodeProto) -> bool:
+        return bool(node.output) and all(name in given for name in node.output if name)
+
+    gone = [node for node in graph.node if is_given(node)]
     if not gone:
         return
-    kept = [node for node in graph.node if not (node.output and all(name in given for name in node.output if name))]
     for name in dict.fromkeys(name for node in gone for name in node.output if name):
         declare(graph.input.add(name=name), given[name])
-    del graph.node[:]
-    graph.node.extend(kept)
+    refill(graph.node, (node for node in graph.node if not is_given(node)))
 
 
 def _content(model: OnnxModel, tensor: onnx.TensorProto) -> tuple[Array, DType]:

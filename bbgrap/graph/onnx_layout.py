@@ -25,7 +25,7 @@ from bbgrap.errors import ModelError
 from bbgrap.graph.onnx_crops import PooledCrop, pools_to_crops
 from bbgrap.graph.onnx_forms import free_form
 from bbgrap.graph.onnx_read import OnnxModel, is_external
-from bbgrap.graph.onnx_tidy import graphs_of
+from bbgrap.graph.onnx_tidy import copy_of, graphs_of, refill, serialized
 from bbgrap.graph.types import Array
 
 Extents = tuple[int, ...]
@@ -112,17 +112,16 @@ def split_front(data: bytes, shapes: Mapping[str, Extents] = MappingProxyType({}
     joined = {name: values[name] for name in front if name in live}
     declared = {value.name: value for value in graph.input}
     inputs = (*(name for name in declared if name in live), *joined)
-    del graph.input[:], graph.node[:], graph.value_info[:]
-    for name in inputs:
-        graph.input.append(declared.get(name) or onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, extents[name]))
-    graph.node.extend(rest)
+    del graph.value_info[:]
+    value_of = onnx.helper.make_tensor_value_info
+    refill(graph.input, (declared.get(name) or value_of(name, onnx.TensorProto.FLOAT, extents[name]) for name in inputs))
+    refill(graph.node, rest)
     weights = [tensor for tensor in graph.initializer if tensor.name in live]
-    del graph.initializer[:]
-    graph.initializer.extend(weights)
+    refill(graph.initializer, weights)
     results = {value.name: shape for value in graph.output if (shape := _map_shape(value)) is not None}
     maps = results | {name: extents[name] for name in inputs if name in extents}
     moving |= {name: frozenset().union(*(moving.get(patch.source, ()) for patch in patches)) for name, patches in joined.items()}
-    return Front(_bytes_of(proto), inputs, joined, maps, moving, frozenset(t.name for t in weights if is_external(t)))
+    return Front(serialized(proto), inputs, joined, maps, moving, frozenset(t.name for t in weights if is_external(t)))
 
 
 def _has_range(nodes: Iterable[NodeProto]) -> bool:
@@ -147,11 +146,9 @@ def with_stand_ins(data: bytes, inputs: Iterable[str]) -> bytes:
     proto = onnx.ModelProto.FromString(data)
     chosen = sorted(inputs)
     _rename_inputs(proto.graph.node, {name: name + _STAND_IN for name in chosen})
-    nodes = [onnx.helper.make_node("MaxPool", [name], [name + _STAND_IN], name + _STAND_IN, kernel_shape=[1, 1]) for name in chosen]
-    nodes.extend(proto.graph.node)
-    del proto.graph.node[:]
-    proto.graph.node.extend(nodes)
-    return _bytes_of(proto)
+    pools = [onnx.helper.make_node("MaxPool", [name], [name + _STAND_IN], name + _STAND_IN, kernel_shape=[1, 1]) for name in chosen]
+    refill(proto.graph.node, (*pools, *proto.graph.node))
+    return serialized(proto)
 
 
 def boundary_of(model: OnnxModel, inputs: Iterable[str], block: int) -> Boundary:
@@ -177,7 +174,7 @@ def cut_boundary(
     Raises:
         ModelError: if the model is not such that `boundary_of` offers them.
     """
-    proto = onnx.ModelProto.FromString(model.proto.SerializeToString())
+    proto = copy_of(model.proto)
     graph = proto.graph
     readers = _readers(graph.node)
     pools = {name: _stand_in(name, readers) for name in boundary.inputs}
@@ -199,10 +196,10 @@ def cut_boundary(
     for node in kept:
         for place, name in enumerate(node.output):
             node.output[place] = names.get(name, name)
-    del graph.node[:], graph.value_info[:]
-    graph.node.extend(kept)
+    del graph.value_info[:]
+    refill(graph.node, kept)
     pools_to_crops(graph, crops, block)
-    return free_form(_bytes_of(proto), moving)
+    return free_form(serialized(proto), moving)
 
 
 def _map_shape(value: onnx.ValueInfoProto) -> Extents | None:
@@ -288,8 +285,3 @@ def _rename_inputs(nodes: Iterable[NodeProto], names: Mapping[str, str]) -> None
     for node in nodes:
         for place, name in enumerate(node.input):
             node.input[place] = names.get(name, name)
-
-
-def _bytes_of(proto: onnx.ModelProto) -> bytes:
-    data: bytes = proto.SerializeToString(deterministic=True)
-    return data

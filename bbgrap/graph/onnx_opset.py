@@ -17,7 +17,7 @@ from onnx import GraphProto, NodeProto, helper, numpy_helper
 
 from bbgrap.graph.onnx_infer import ends_who_infers
 from bbgrap.graph.onnx_read import LEAST_IR_VERSION, OnnxModel, array_of, describe, is_external
-from bbgrap.graph.onnx_tidy import bodies_of, graphs_of, standard_domain
+from bbgrap.graph.onnx_tidy import bodies_of, graphs_of, refill, standard_domain
 from bbgrap.graph.types import Array
 
 OLDEST_OPSET = 13
@@ -79,8 +79,7 @@ def _restore(graph: GraphProto, opset: int, outer: Mapping[str, Array]) -> None:
             nodes.append(node)
         if node.op_type == "Constant" and node.attribute and node.attribute[0].name == "value":
             constants[node.output[0]] = array_of(node.attribute[0].t)
-    del graph.node[:]
-    graph.node.extend(nodes)
+    refill(graph.node, nodes)
 
 
 def _flattened(node: NodeProto) -> tuple[NodeProto, ...]:

@@ -29,11 +29,14 @@ from bbgrap.graph.onnx_computed import check_computed
 from bbgrap.graph.onnx_infer import infer_shapes
 from bbgrap.graph.onnx_limits import MAX_FILE_BYTES, check_limits, check_nodes, check_shared, dtype_of, sparse_tensors
 from bbgrap.graph.onnx_tidy import (
+    copy_of,
     drop_unread,
     free_sizes_below_zero,
     graphs_of,
     make_dense,
     name_standard_domain,
+    refill,
+    serialized,
     sort_nodes,
     standard_domain,
 )
@@ -97,7 +100,7 @@ class OnnxModel:
 
     def detached(self) -> tuple[bytes, Mapping[str, Array]]:
         """Return the model without its large weights, and these by initializer name."""
-        return self.proto.SerializeToString(deterministic=True), self.weights
+        return serialized(self.proto), self.weights
 
     @property
     def places(self) -> Mapping[str, int]:
@@ -183,8 +186,7 @@ def checker_fault(model: Path | onnx.ModelProto) -> str:
 
 def structure_fault(model: OnnxModel) -> str:
     """Return what the ONNX checker says against a model as it was read, but for its large weights, in milliseconds; empty if nothing."""
-    proto = onnx.ModelProto()
-    proto.CopyFrom(model.proto)
+    proto = copy_of(model.proto)
     for tensor in proto.graph.initializer:
         if is_external(tensor):
             del tensor.external_data[:]
@@ -241,10 +243,8 @@ def _handle(name: str, proto: onnx.ModelProto, path: Path) -> OnnxModel:
             _load(tensor, path)
     proto.ir_version = max(proto.ir_version, LEAST_IR_VERSION)
     constants = {tensor.name for tensor in proto.graph.initializer}
-    inputs = [value for value in proto.graph.input if value.name not in constants]
     overridable = tuple(_declared(value) for value in proto.graph.input if value.name in constants)
-    del proto.graph.input[:]
-    proto.graph.input.extend(inputs)
+    refill(proto.graph.input, (value for value in proto.graph.input if value.name not in constants))
     model = describe(name, proto, weights)
     return replace(model, overridable=overridable, outputs=_with_inferred(proto, model.outputs))
 

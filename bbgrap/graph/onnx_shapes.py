@@ -14,7 +14,7 @@ from onnx import numpy_helper
 from bbgrap.errors import InputError
 from bbgrap.graph.onnx_computed import check_computed
 from bbgrap.graph.onnx_read import ModelInput, OnnxModel, array_of, describe, is_external
-from bbgrap.graph.onnx_tidy import graphs_of
+from bbgrap.graph.onnx_tidy import copy_of, forget_shapes, graphs_of, refill, serialized
 from bbgrap.graph.types import DType
 
 
@@ -40,8 +40,7 @@ def with_input_shapes(model: OnnxModel, shapes: Mapping[str, tuple[int, ...]]) -
     fixed = {item.name: _fixed_shape(item, shapes.get(item.name)) for item in tensors}
     if all(item.shape == fixed[item.name] for item in tensors):
         return model
-    proto = onnx.ModelProto()
-    proto.CopyFrom(model.proto)
+    proto = copy_of(model.proto)
     leading = {item.name: item.shape[0] for item in tensors if item.shape}
     old_batches = {size for name, size in leading.items() if isinstance(size, int) and size != fixed[name][0]}
     if old_batches:
@@ -53,47 +52,38 @@ def with_input_shapes(model: OnnxModel, shapes: Mapping[str, tuple[int, ...]]) -
         del value.type.tensor_type.shape.dim[:]
         for size in fixed[value.name]:
             value.type.tensor_type.shape.dim.add().dim_value = size
-    _forget_shapes(proto.graph)
+    forget_shapes(proto.graph)
     check_computed(proto)  # again: constants may have followed from shapes that were free
     return describe(model.name, proto, model.weights)
 
 
 def with_open_axes(model: OnnxModel, declared: Mapping[str, tuple[int | str | None, ...]], axes: Mapping[str, Container[int]]) -> OnnxModel:
     """Return a model with concrete input shapes whose sizes along some axes are open again, called as the file `declared` them."""
-    proto = onnx.ModelProto()
-    proto.CopyFrom(model.proto)
+    proto = copy_of(model.proto)
     for value in proto.graph.input:
         symbols = declared.get(value.name, ())
         for axis, dim in enumerate(value.type.tensor_type.shape.dim):
             if axis in axes.get(value.name, ()):
                 symbol = symbols[axis] if axis < len(symbols) else None
                 dim.dim_param = symbol if isinstance(symbol, str) else f"{value.name}.{axis}"
-    _forget_shapes(proto.graph)
+    forget_shapes(proto.graph)
     return describe(model.name, proto, model.weights)
 
 
 def with_weights_as_inputs(model: OnnxModel) -> bytes:
     """Return a model with concrete input shapes that reads its large weights from further inputs: an optimiser leaves them as they are."""
-    proto = onnx.ModelProto()
-    proto.CopyFrom(model.proto)
-    del proto.graph.initializer[:]
-    for tensor in model.proto.graph.initializer:
-        if is_external(tensor):
-            proto.graph.input.append(onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims))
-        else:
-            proto.graph.initializer.append(tensor)
-    data: bytes = proto.SerializeToString(deterministic=True)
-    return data
+    proto = copy_of(model.proto)
+    for tensor in filter(is_external, proto.graph.initializer):
+        proto.graph.input.append(onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims))
+    refill(proto.graph.initializer, (tensor for tensor in proto.graph.initializer if not is_external(tensor)))
+    return serialized(proto)
 
 
 def with_inputs_as_weights(model: OnnxModel, before: OnnxModel) -> OnnxModel:
     """Return a model with the weights again that `with_weights_as_inputs` took from it, those of the model `before`."""
     weights = {tensor.name: tensor for tensor in before.proto.graph.initializer if is_external(tensor)}
-    proto = onnx.ModelProto()
-    proto.CopyFrom(model.proto)
-    inputs = [value for value in proto.graph.input if value.name not in weights]
-    del proto.graph.input[:]
-    proto.graph.input.extend(inputs)
+    proto = copy_of(model.proto)
+    refill(proto.graph.input, (value for value in proto.graph.input if value.name not in weights))
     read = {name for body in graphs_of(proto.graph) for node in body.node for name in node.input}
     kept = [tensor for name, tensor in weights.items() if name in read or any(name == value.name for value in proto.graph.output)]
     proto.graph.initializer.extend(kept)
@@ -105,24 +95,12 @@ def _overridden(model: OnnxModel, names: Container[str]) -> OnnxModel:
     chosen = [item for item in model.overridable if item.name in names]
     if not chosen:
         return model
-    proto = onnx.ModelProto()
-    proto.CopyFrom(model.proto)
+    proto = copy_of(model.proto)
     gone = {item.name for item in chosen}
-    kept = [tensor for tensor in proto.graph.initializer if tensor.name not in gone]
-    del proto.graph.initializer[:]
-    proto.graph.initializer.extend(kept)
+    refill(proto.graph.initializer, (tensor for tensor in proto.graph.initializer if tensor.name not in gone))
     for item in chosen:
         proto.graph.input.append(onnx.helper.make_tensor_value_info(item.name, item.dtype.value, item.shape))
     return describe(model.name, proto, {name: array for name, array in model.weights.items() if name not in gone})
-
-
-def _forget_shapes(graph: onnx.GraphProto) -> None:
-    """Drop the shapes written for the old sizes: shape inference would keep them, wrong as they are."""
-    for value in graph.output:
-        if value.type.HasField("tensor_type"):
-            value.type.tensor_type.ClearField("shape")
-    for body in graphs_of(graph):
-        del body.value_info[:]
 
 
 def _fixed_shape(item: ModelInput, given: tuple[int, ...] | None) -> tuple[int, ...]:

@@ -5,15 +5,47 @@ One of the files that import onnx (see `onnx_io`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, MutableSequence
 from graphlib import CycleError, TopologicalSorter
 from math import prod
+from typing import TypeVar
 
 import numpy as np
 import onnx
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, numpy_helper
 
 from bbgrap.errors import ModelError
+
+T = TypeVar("T")
+
+
+def copy_of(proto: ModelProto) -> ModelProto:
+    """Return a copy of a model, to be changed."""
+    draft = ModelProto()
+    draft.CopyFrom(proto)
+    return draft
+
+
+def refill(field: MutableSequence[T], items: Iterable[T]) -> None:
+    """Let a repeated field have these items only, in place; they may be some of its own."""
+    kept = list(items)
+    del field[:]
+    field.extend(kept)
+
+
+def serialized(proto: ModelProto) -> bytes:
+    """Return the bytes of a model: the same for equal ones."""
+    data: bytes = proto.SerializeToString(deterministic=True)
+    return data
+
+
+def forget_shapes(graph: GraphProto) -> None:
+    """Drop the shapes that are told of outputs and of values inside, in place: shape inference would keep them, right or wrong."""
+    for value in graph.output:
+        if value.type.HasField("tensor_type"):
+            value.type.tensor_type.ClearField("shape")
+    for body in graphs_of(graph):
+        del body.value_info[:]
 
 
 def standard_domain(domain: str) -> str:
@@ -79,8 +111,7 @@ def sort_nodes(graph: GraphProto) -> None:
         node = NodeProto()
         node.CopyFrom(graph.node[place])
         nodes.append(node)
-    del graph.node[:]
-    graph.node.extend(nodes)
+    refill(graph.node, nodes)
 
 
 def free_sizes_below_zero(graph: GraphProto) -> None:
@@ -97,10 +128,8 @@ def drop_unread(graph: GraphProto) -> None:
     kept = [tensor for tensor in graph.initializer if tensor.name in read]
     if len(kept) < len(graph.initializer):
         unread = {tensor.name for tensor in graph.initializer} - read
-        inputs = [value for value in graph.input if value.name not in unread]
-        del graph.initializer[:], graph.input[:]
-        graph.initializer.extend(kept)
-        graph.input.extend(inputs)
+        refill(graph.initializer, kept)
+        refill(graph.input, (value for value in graph.input if value.name not in unread))
 
 
 def make_dense(graph: GraphProto, load: Callable[[TensorProto], None]) -> None:

@@ -14,6 +14,7 @@ from onnx import helper, numpy_helper
 
 from bbgrap.errors import ModelError
 from bbgrap.graph.onnx_read import ModelInput, OnnxModel
+from bbgrap.graph.onnx_tidy import copy_of, refill
 from bbgrap.graph.top_k import ORDERED, check_top, top_names
 from bbgrap.graph.types import DType
 
@@ -27,8 +28,7 @@ def with_top_outputs(model: OnnxModel, top: Mapping[str, int]) -> OnnxModel:
     if not top:
         return model
     known = {item.name: item for item in model.outputs}
-    proto = onnx.ModelProto()
-    proto.CopyFrom(model.proto)
+    proto = copy_of(model.proto)
     for name, count in top.items():
         if name not in known:
             raise ModelError(f"top '{name}' of model '{model.name}': it is no output; the outputs are {', '.join(known)}")
@@ -37,8 +37,7 @@ def with_top_outputs(model: OnnxModel, top: Mapping[str, int]) -> OnnxModel:
         _add(proto.graph, item, count)
     outputs = tuple(made for item in model.outputs for made in (_made(item, top[item.name]) if item.name in top else (item,)))
     values = {value.name: value for value in proto.graph.output}
-    del proto.graph.output[:]
-    proto.graph.output.extend(values.get(item.name) or _value(item) for item in outputs)
+    refill(proto.graph.output, (values.get(item.name) or _value(item) for item in outputs))
     return replace(model, proto=proto, outputs=outputs)
 
 

@@ -11,6 +11,7 @@ from onnx import AttributeProto, NodeProto, TensorProto
 from bbgrap.errors import ModelError
 from bbgrap.graph.onnx_limits import dtype_of
 from bbgrap.graph.onnx_read import INLINE_BYTES, OnnxModel, array_of, detach
+from bbgrap.graph.onnx_tidy import copy_of, refill, serialized
 from bbgrap.graph.types import STORABLE, Array, DType
 
 
@@ -26,11 +27,10 @@ def whole_model(model: OnnxModel) -> tuple[bytes, Mapping[str, Array]]:
     weights = dict(model.weights)
     proto = model.proto
     if any(map(_is_large, proto.graph.node)):
-        proto = onnx.ModelProto()
-        proto.CopyFrom(model.proto)
+        proto = copy_of(model.proto)
         weights |= _lift_constants(proto.graph)
     try:
-        return proto.SerializeToString(deterministic=True), weights
+        return serialized(proto), weights
     except Exception as error:  # protobuf's EncodeError; that package ships no types
         raise ModelError(f"model '{model.name}': it cannot be written: {error}; keep the tensors inside its bodies outside") from None
 
@@ -48,8 +48,7 @@ def _lift_constants(graph: onnx.GraphProto) -> dict[str, Array]:
         tensor.name = node.output[0]
         weights[tensor.name] = array_of(tensor)
         detach(tensor, weights[tensor.name].nbytes)
-    del graph.node[:]
-    graph.node.extend(kept)
+    refill(graph.node, kept)
     return weights
 
 
