@@ -45,7 +45,7 @@ def _answer_alike(model: OnnxModel, other: OnnxModel) -> bool:
     """
     if sum(array.nbytes for array in model.weights.values()) > _TRIAL_BYTES or any(item.dtype not in STORABLE for item in model.inputs):
         return True
-    if sum(prod(_sizes(item)) * item.dtype.itemsize for item in model.inputs) > _TRIAL_INPUT_BYTES:
+    if sum(prod(item.concrete or ()) * item.dtype.itemsize for item in model.inputs) > _TRIAL_INPUT_BYTES:
         return True
     random = np.random.default_rng(0)
     feeds = [_random_input(random, item) for item in model.inputs]
@@ -61,12 +61,8 @@ def _answer_alike(model: OnnxModel, other: OnnxModel) -> bool:
     return compare(answer, expected).verified or not compare(_asked(model)(feeds), expected).verified
 
 
-def _sizes(item: ModelInput) -> list[int]:
-    return [size for size in item.shape or () if isinstance(size, int)]
-
-
 def _random_input(random: np.random.Generator, item: ModelInput) -> Array:
-    shape, kind = _sizes(item), item.dtype
+    shape, kind = item.concrete or (), item.dtype
     if kind is DType.STRING:
         return np.full(shape, "a", object)
     if kind is DType.BOOL:

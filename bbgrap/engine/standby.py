@@ -113,9 +113,7 @@ def _carried(arguments: Sequence[ort.NodeArg]) -> dict[str, DType]:
 
 
 def _input_spec(item: ModelInput, dtype: DType) -> BufferSpec:
-    sizes = [] if item.shape is None else [size for size in item.shape if isinstance(size, int)]
-    concrete = item.shape is not None and len(sizes) == len(item.shape)
-    return BufferSpec(item.name, dtype, tuple(sizes) if concrete else None)
+    return BufferSpec(item.name, dtype, item.concrete)
 
 
 def _device_schedule(

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import replace
 
-from bbgrap.graph.lower import unique_name
+from bbgrap.graph.lower import trimmed, unique_name
 from bbgrap.graph.types import DType, Graph, Node, TensorType
 
 _QUANTIZER = ("", "DynamicQuantizeLinear")
@@ -91,7 +91,5 @@ class _RangesApart:
         scale = self._new(f"{node.name}.scale", DType.FLOAT, ())
         zero = self._new(f"{node.name}.zero", DType.UINT8, ())
         self._quantizer(codes, x, (codes, scale, zero))
-        operands: tuple[str, ...] = (codes, weight, scale, weight_scale, zero, weight_zero, bias)
-        while not operands[-1]:
-            operands = operands[:-1]
+        operands = trimmed((codes, weight, scale, weight_scale, zero, weight_zero, bias))
         self._nodes.append(replace(node, op="MatMulIntegerToFloat", inputs=operands))

@@ -13,7 +13,7 @@ Once shapes are known for sure, `empty_to_constant` does one more: a value witho
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import replace
 from itertools import accumulate, count
 
@@ -109,9 +109,7 @@ def drop_unread_outputs(graph: Graph) -> Graph:
         if node.op in _OPTIONAL_OUTPUTS and any(name in read for name in outputs):
             stays = 0 if node.op in _RECURRENT else 1
             outputs = tuple(name if name in read or place < stays else "" for place, name in enumerate(outputs))
-            while not outputs[-1]:
-                outputs = outputs[:-1]
-        nodes.append(node if outputs == node.outputs else replace(node, outputs=outputs))
+        nodes.append(node if outputs == node.outputs else replace(node, outputs=trimmed(outputs)))
     return replace(graph, nodes=tuple(nodes))
 
 
@@ -144,6 +142,14 @@ def remove_dead(graph: Graph) -> Graph:
         weights={name: weight for name, weight in graph.weights.items() if name in needed},
         types={name: type_ for name, type_ in graph.types.items() if name in defined},
     )
+
+
+def trimmed(names: Iterable[str]) -> tuple[str, ...]:
+    """Return names without the empty ones at their end."""
+    result = list(names)
+    while result and not result[-1]:
+        result.pop()
+    return tuple(result)
 
 
 def unique_name(wanted: str, *taken: Container[str]) -> str:

@@ -11,7 +11,7 @@ Law: a pooling that the optimiser has changed, beyond blocking it, is an error, 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -56,7 +56,8 @@ def crops_to_pools(data: bytes) -> tuple[bytes, tuple[PooledCrop, ...]]:
     if not any(node.op_type == "Slice" for node in proto.graph.node):
         return data, ()
     constants = {t.name: numpy_helper.to_array(t) for t in proto.graph.initializer if t.data_location != onnx.TensorProto.EXTERNAL}
-    shapes = dict(_map_shapes(proto))
+    inferred = onnx.shape_inference.infer_shapes(proto).graph  # of a segment: its sizes are known, and none is below zero
+    shapes = map_shapes((*inferred.input, *inferred.value_info, *inferred.output))
     crops: list[PooledCrop] = []
     for node in proto.graph.node:
         crop = _crop_of(node, shapes, constants) if node.op_type == "Slice" and not node.domain else None
@@ -87,19 +88,16 @@ def pools_to_crops(graph: onnx.GraphProto, crops: Sequence[PooledCrop], block: i
     refill(graph.node, nodes)
 
 
-def _map_shapes(proto: onnx.ModelProto) -> Iterator[tuple[str, tuple[int, ...]]]:
-    inferred = onnx.shape_inference.infer_shapes(proto)  # of a segment: its sizes are known, and none is below zero
-    for value in (*inferred.graph.input, *inferred.graph.value_info, *inferred.graph.output):
-        tensor = value.type.tensor_type
-        shape = tuple(dim.dim_value for dim in tensor.shape.dim)
-        if tensor.elem_type == onnx.TensorProto.FLOAT and len(shape) == 4 and min(shape) > 0:
-            yield value.name, shape
+def map_shapes(values: Iterable[onnx.ValueInfoProto]) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of those values that are feature maps: with four axes, and of 32-bit floats."""
+    floats = [value for value in values if value.type.tensor_type.elem_type == onnx.TensorProto.FLOAT]
+    shapes = {value.name: tuple(dim.dim_value for dim in value.type.tensor_type.shape.dim) for value in floats}
+    return {name: shape for name, shape in shapes.items() if len(shape) == 4 and min(shape) > 0}
 
 
-def _crop_of(node: NodeProto, shapes: Mapping[str, tuple[int, ...]], constants: Mapping[str, Array]) -> PooledCrop | None:
-    """Return the crop that a `Slice` is; None if it does something else."""
-    shape = shapes.get(node.input[0])
-    if shape is None or len(node.input) < 3 or any(name not in constants for name in node.input[1:] if name):
+def slice_bounds(node: NodeProto, shape: tuple[int, ...], constants: Mapping[str, Array]) -> list[tuple[int, int]] | None:
+    """Return what a `Slice` keeps of every axis of a value; None if that is nothing, has gaps, or does not follow from constants."""
+    if len(node.input) < 3 or any(name not in constants for name in node.input[1:] if name):
         return None
     starts, ends, axes, steps = ([int(i) for i in constants[name]] if name else None for name in (*node.input[1:], "", "")[:4])
     if starts is None or ends is None or any(step != 1 for step in steps or ()):
@@ -108,8 +106,14 @@ def _crop_of(node: NodeProto, shapes: Mapping[str, tuple[int, ...]], constants: 
     for start, end, axis in zip(starts, ends, range(len(starts)) if axes is None else axes, strict=True):
         low, high, _ = slice(start, end).indices(shape[axis])
         bounds[axis] = (low, high)
-    whole = all(bounds[axis] == (0, shape[axis]) for axis in range(4) if axis not in _SPATIAL)
-    if not whole or any(low >= high for low, high in bounds):
+    return None if any(low >= high for low, high in bounds) else bounds
+
+
+def _crop_of(node: NodeProto, shapes: Mapping[str, tuple[int, ...]], constants: Mapping[str, Array]) -> PooledCrop | None:
+    """Return the crop that a `Slice` is; None if it does something else."""
+    shape = shapes.get(node.input[0])
+    bounds = None if shape is None else slice_bounds(node, shape, constants)
+    if shape is None or bounds is None or any(bounds[axis] != (0, shape[axis]) for axis in range(4) if axis not in _SPATIAL):
         return None
     n, c, h, w = shape
     return PooledCrop(node.output[0], (n, c, h, w), bounds[2], bounds[3])

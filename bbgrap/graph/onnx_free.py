@@ -18,8 +18,7 @@ Sizes = Mapping[str, tuple[int | None, ...]]
 
 def has_free_inputs(model: OnnxModel) -> bool:
     """Whether inputs of a model may have several shapes."""
-    tensors = [item for item in model.inputs if item.dtype is not DType.OTHER]
-    return not all(item.shape is not None and all(isinstance(size, int) for size in item.shape) for item in tensors)
+    return any(item.concrete is None for item in model.inputs if item.dtype is not DType.OTHER)
 
 
 def moving_axes(known: Sizes, graph: Graph) -> Mapping[str, frozenset[int]]:

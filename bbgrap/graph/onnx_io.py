@@ -11,7 +11,7 @@ Weights of such numbers are arrays of `ml_dtypes`; they are always written inlin
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
 import numpy as np
@@ -20,7 +20,7 @@ import onnx.shape_inference
 from onnx import AttributeProto, GraphProto, NodeProto
 
 from bbgrap.errors import ModelError
-from bbgrap.graph.lower import lower, unique_name
+from bbgrap.graph.lower import lower, trimmed, unique_name
 from bbgrap.graph.onnx_computed import infer
 from bbgrap.graph.onnx_limits import dtype_of
 from bbgrap.graph.onnx_opset import normalize_opset
@@ -127,7 +127,7 @@ def _too_large(graph: Graph) -> list[str]:
 
 def _check_interface(model: OnnxModel) -> None:
     for item in model.inputs:
-        if item.dtype is not DType.OTHER and (item.shape is None or not all(isinstance(size, int) for size in item.shape)):
+        if item.dtype is not DType.OTHER and item.concrete is None:
             raise ModelError(f"input '{item.name}': its shape {item.shape} is not concrete; fix it with `with_input_shapes`")
 
 
@@ -190,14 +190,7 @@ def _node(item: NodeProto, domain: str, taken: set[str]) -> Node:
     if item.op_type in _VARIADIC_OUTPUTS:
         outputs = [output or f"{name}.unused{k}" for k, output in enumerate(outputs)]
     attributes = {attribute.name: _plain(item, attribute) for attribute in item.attribute}
-    return Node(name, item.op_type, _trimmed(item.input), _trimmed(outputs), attributes, domain)
-
-
-def _trimmed(names: Iterable[str]) -> tuple[str, ...]:
-    result = list(names)
-    while result and not result[-1]:
-        result.pop()
-    return tuple(result)
+    return Node(name, item.op_type, trimmed(item.input), trimmed(outputs), attributes, domain)
 
 
 def _plain(node: NodeProto, attribute: AttributeProto) -> Attribute:

@@ -22,7 +22,7 @@ import onnx
 from onnx import NodeProto, numpy_helper
 
 from bbgrap.errors import ModelError
-from bbgrap.graph.onnx_crops import PooledCrop, pools_to_crops
+from bbgrap.graph.onnx_crops import PooledCrop, map_shapes, pools_to_crops, slice_bounds
 from bbgrap.graph.onnx_forms import free_form
 from bbgrap.graph.onnx_read import OnnxModel, is_external
 from bbgrap.graph.onnx_tidy import copy_of, graphs_of, refill, serialized
@@ -88,10 +88,8 @@ def split_front(data: bytes, shapes: Mapping[str, Extents] = MappingProxyType({}
         raise ModelError(f"model '{graph.name}': it has control flow")
     moving = {value.name: axes for value in (*graph.input, *graph.output) if (axes := _fix(value, shapes.get(value.name)))}
     constants = {t.name: numpy_helper.to_array(t) for t in graph.initializer if not is_external(t)}
-    values: dict[str, tuple[Patch, ...]] = {
-        v.name: (Patch(v.name, (0, 0, 0, 0), (0, 0, 0, 0), shape),) for v in graph.input if (shape := _map_shape(v)) is not None
-    }
-    extents = {name: patches[0].shape for name, patches in values.items()}
+    extents = map_shapes(graph.input)
+    values: dict[str, tuple[Patch, ...]] = {name: (Patch(name, (0,) * 4, (0,) * 4, shape),) for name, shape in extents.items()}
     front: dict[str, NodeProto] = {}
     rest: list[NodeProto] = []
     for node in graph.node:
@@ -118,8 +116,7 @@ def split_front(data: bytes, shapes: Mapping[str, Extents] = MappingProxyType({}
     refill(graph.node, rest)
     weights = [tensor for tensor in graph.initializer if tensor.name in live]
     refill(graph.initializer, weights)
-    results = {value.name: shape for value in graph.output if (shape := _map_shape(value)) is not None}
-    maps = results | {name: extents[name] for name in inputs if name in extents}
+    maps = map_shapes(graph.output) | {name: extents[name] for name in inputs if name in extents}
     moving |= {name: frozenset().union(*(moving.get(patch.source, ()) for patch in patches)) for name, patches in joined.items()}
     return Front(serialized(proto), inputs, joined, maps, moving, frozenset(t.name for t in weights if is_external(t)))
 
@@ -202,20 +199,13 @@ def cut_boundary(
     return free_form(serialized(proto), moving)
 
 
-def _map_shape(value: onnx.ValueInfoProto) -> Extents | None:
-    tensor = value.type.tensor_type
-    shape = tuple(dim.dim_value for dim in tensor.shape.dim)
-    return shape if tensor.elem_type == onnx.TensorProto.FLOAT and len(shape) == 4 and min(shape) > 0 else None
-
-
 def _assembled(
     node: NodeProto, values: Mapping[str, tuple[Patch, ...]], shapes: Mapping[str, Extents], constants: Mapping[str, Array]
 ) -> tuple[Extents, tuple[Patch, ...]] | None:
     """Return shape and patches of what a node puts together from known values; None if it does something else."""
-    if node.op_type == "Slice" and node.input[0] in values and len(node.input) >= 3 and all(n in constants for n in node.input[1:] if n):
-        starts, ends, axes, steps = ([int(i) for i in constants[n]] if n else None for n in (*node.input[1:], "", "")[:4])
-        if starts is not None and ends is not None and all(step == 1 for step in steps or ()):
-            return _cropped(values[node.input[0]], shapes[node.input[0]], starts, ends, axes or range(len(starts)))
+    if node.op_type == "Slice" and node.input[0] in values:
+        bounds = slice_bounds(node, shapes[node.input[0]], constants)
+        return None if bounds is None else _cropped(values[node.input[0]], bounds)
     if node.op_type == "Concat" and all(name in values for name in node.input):
         axis = next(a.i for a in node.attribute if a.name == "axis") % 4
         patches: list[Patch] = []
@@ -230,14 +220,7 @@ def _assembled(
     return None
 
 
-def _cropped(
-    patches: Iterable[Patch], shape: Extents, starts: Iterable[int], ends: Iterable[int], axes: Iterable[int]
-) -> tuple[Extents, tuple[Patch, ...]] | None:
-    bounds = [(0, extent) for extent in shape]
-    for start, end, axis in zip(starts, ends, axes, strict=True):
-        bounds[axis] = slice(start, end).indices(shape[axis])[:2]
-    if any(end <= start for start, end in bounds):
-        return None
+def _cropped(patches: Iterable[Patch], bounds: Sequence[tuple[int, int]]) -> tuple[Extents, tuple[Patch, ...]]:
     kept = []
     for patch in patches:
         inside = [(max(a, low), min(a + n, high)) for a, n, (low, high) in zip(patch.at, patch.shape, bounds, strict=True)]

@@ -76,6 +76,12 @@ class ModelInput:
     shape: tuple[int | str | None, ...] | None
     onnx: bytes = b""
 
+    @property
+    def concrete(self) -> tuple[int, ...] | None:
+        """The shape, if all of its sizes are numbers."""
+        sizes = tuple(size for size in self.shape or () if isinstance(size, int))
+        return sizes if self.shape is not None and len(sizes) == len(self.shape) else None
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OnnxModel:
@@ -223,6 +229,12 @@ def is_external(tensor: TensorProto) -> bool:
     return tensor.data_location == TensorProto.EXTERNAL
 
 
+def is_large(tensor: TensorProto) -> bool:
+    """Whether a tensor is taken out of the protobuf: it has more than `INLINE_BYTES`, and numpy has such numbers."""
+    dtype = dtype_of(tensor.data_type)
+    return prod(tensor.dims) * dtype.itemsize > INLINE_BYTES and dtype is not DType.BFLOAT16
+
+
 def _handle(name: str, proto: onnx.ModelProto, path: Path) -> OnnxModel:
     for tensor in _inner_tensors(proto.graph):
         _load(tensor, path)
@@ -234,11 +246,9 @@ def _handle(name: str, proto: onnx.ModelProto, path: Path) -> OnnxModel:
     drop_unread(proto.graph)
     weights: dict[str, Array] = {}
     for tensor in proto.graph.initializer:
-        dtype = dtype_of(tensor.data_type)
-        nbytes = prod(tensor.dims) * dtype.itemsize
-        if nbytes > INLINE_BYTES and dtype is not DType.BFLOAT16:
+        if is_large(tensor):
             weights[tensor.name] = _mapped(tensor, path) if is_external(tensor) else array_of(tensor)
-            detach(tensor, nbytes)
+            detach(tensor, weights[tensor.name].nbytes)
         else:
             _load(tensor, path)
     proto.ir_version = max(proto.ir_version, LEAST_IR_VERSION)

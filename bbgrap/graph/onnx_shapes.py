@@ -106,9 +106,9 @@ def _overridden(model: OnnxModel, names: Container[str]) -> OnnxModel:
 def _fixed_shape(item: ModelInput, given: tuple[int, ...] | None) -> tuple[int, ...]:
     declared = item.shape
     if given is None:
-        if declared is None or not all(isinstance(size, int) for size in declared):
+        if item.concrete is None:
             raise InputError(f"input '{item.name}': its shape {_shape_text(declared)} has free dimensions; give a concrete shape")
-        return tuple(size for size in declared if isinstance(size, int))
+        return item.concrete
     expected = f"input '{item.name}': expected {_shape_text(declared)}, got {_shape_text(given)}"
     if any(size < 0 for size in given):
         raise InputError(f"{expected}; sizes cannot be negative")

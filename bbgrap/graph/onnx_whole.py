@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from math import prod
 
 import onnx
-from onnx import AttributeProto, NodeProto, TensorProto
+from onnx import AttributeProto, NodeProto
 
 from bbgrap.errors import ModelError
-from bbgrap.graph.onnx_limits import dtype_of
-from bbgrap.graph.onnx_read import INLINE_BYTES, OnnxModel, array_of, detach
+from bbgrap.graph.onnx_read import OnnxModel, array_of, detach, is_large
 from bbgrap.graph.onnx_tidy import copy_of, refill, serialized
-from bbgrap.graph.types import STORABLE, Array, DType
+from bbgrap.graph.types import Array
 
 
 def whole_model(model: OnnxModel) -> tuple[bytes, Mapping[str, Array]]:
@@ -56,9 +54,4 @@ def _is_large(node: NodeProto) -> bool:
     if node.op_type != "Constant" or node.domain not in {"", "ai.onnx"} or len(node.attribute) != 1 or len(node.output) != 1:
         return False
     attribute = node.attribute[0]
-    return attribute.name == "value" and attribute.type == AttributeProto.TENSOR and _is_detachable(attribute.t)
-
-
-def _is_detachable(tensor: TensorProto) -> bool:
-    dtype = dtype_of(tensor.data_type)
-    return dtype in STORABLE and dtype is not DType.STRING and prod(tensor.dims) * dtype.itemsize > INLINE_BYTES
+    return attribute.name == "value" and attribute.type == AttributeProto.TENSOR and is_large(attribute.t)
