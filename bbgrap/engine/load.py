@@ -125,11 +125,9 @@ def loads_again(folded: OnnxModel) -> bool:
     """Tell whether onnxruntime takes what it has made: with bodies it may name a cast inside like one outside, and refuse that."""
     if not any(("", op) in folded.operators for op in _WITH_BODIES):
         return True
-    options = session_options(threads=1)
-    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     data, weights = folded.detached()
     try:
-        open_session(data, options, weights)
+        make_session(data, weights=weights, threads=1, optimize=False)
     except ModelError:
         return False
     return True

@@ -32,7 +32,7 @@ from bbgrap.graph.onnx_whole import whole_model
 from bbgrap.graph.state import check_pairs
 from bbgrap.graph.types import Array, DType
 from bbgrap.graph.weights import make_weight
-from bbgrap.runtime.schedule import BufferSpec, LocalPart, LocalReceive, LocalRun, LocalSend, LocalStep, Schedule
+from bbgrap.runtime.schedule import BufferSpec, LocalPart, LocalReceive, LocalRun, LocalSend, Schedule
 
 STANDBY = "standby"
 
@@ -79,8 +79,8 @@ def standby_of(path: Path, state: Sequence[tuple[str, str]] = (), top: Sequence[
     refs = {weight.digest: weight.array for weight in weights.values()}
 
     def program(held: Sequence[str], kept: Sequence[str]) -> Artifacts:
-        device = DeviceArtifacts(_device_schedule(inputs, outputs, held, kept), (segment,))
-        return Artifacts((device,), _host_schedule(inputs, outputs, answered, held, kept), refs)
+        device, host = _schedules(inputs, outputs, answered, held, kept)
+        return Artifacts((DeviceArtifacts(device, (segment,)),), host, refs)
 
     kept = [output for _, output in state]
     artifacts = program((), kept)
@@ -116,36 +116,25 @@ def _input_spec(item: ModelInput, dtype: DType) -> BufferSpec:
     return BufferSpec(item.name, dtype, item.concrete)
 
 
-def _device_schedule(
-    inputs: tuple[BufferSpec, ...], outputs: tuple[BufferSpec, ...], held: Collection[str], kept: Collection[str]
-) -> Schedule:
-    ins, outs = _numbers(inputs, outputs)
-    given, answered = _without(inputs, 0, held), _without(outputs, len(inputs), kept)
-    places = {spec.name: number for number, spec in enumerate(outputs, len(inputs))}
-    holds = {spec.name: number for number, spec in enumerate(inputs)}
-    receive: tuple[LocalStep, ...] = (LocalReceive(_INPUTS, _HOST, given),) if given else ()
-    send = LocalSend(_OUTPUTS, _HOST, tuple(LocalPart(buffer, None) for buffer in answered))
-    steps = (*receive, LocalRun(0, ins, outs), send)
-    return Schedule(_DEVICE, _HOST, (*inputs, *outputs), steps, tuple(holds[n] for n in held), tuple(places[n] for n in kept))
-
-
-def _host_schedule(
+def _schedules(
     inputs: tuple[BufferSpec, ...], outputs: tuple[BufferSpec, ...], results: tuple[str, ...], held: Collection[str], kept: Collection[str]
-) -> Schedule:
-    given, answered = _without(inputs, 0, held), _without(outputs, len(inputs), kept)
-    send: tuple[LocalStep, ...] = (LocalSend(_INPUTS, _DEVICE, tuple(LocalPart(buffer, None) for buffer in given)),) if given else ()
-    places = {spec.name: number for number, spec in enumerate(outputs, len(inputs))}
-    steps = (*send, LocalReceive(_OUTPUTS, _DEVICE, answered))
-    return Schedule(_HOST, _HOST, (*inputs, *outputs), steps, given, tuple(places[name] for name in results if name not in kept))
+) -> tuple[Schedule, Schedule]:
+    """Return what the device does and what the host does: inputs that are `held` and outputs that are `kept` stay on the device."""
+    ins = {spec.name: number for number, spec in enumerate(inputs)}
+    outs = {spec.name: number for number, spec in enumerate(outputs, len(inputs))}
+    given = tuple(number for name, number in ins.items() if name not in held)
+    answered = tuple(number for name, number in outs.items() if name not in kept)
+    buffers = (*inputs, *outputs)
+    receive = (LocalReceive(_INPUTS, _HOST, given),) if given else ()
+    steps = (*receive, LocalRun(0, tuple(ins.values()), tuple(outs.values())), LocalSend(_OUTPUTS, _HOST, _wholes(answered)))
+    device = Schedule(_DEVICE, _HOST, buffers, steps, tuple(ins[name] for name in held), tuple(outs[name] for name in kept))
+    send = (LocalSend(_INPUTS, _DEVICE, _wholes(given)),) if given else ()
+    asked = tuple(outs[name] for name in results if name not in kept)
+    return device, Schedule(_HOST, _HOST, buffers, (*send, LocalReceive(_OUTPUTS, _DEVICE, answered)), given, asked)
 
 
-def _without(specs: tuple[BufferSpec, ...], first: int, names: Collection[str]) -> tuple[int, ...]:
-    """Return the numbers of buffers, from `first` on, but for those of these names."""
-    return tuple(number for number, spec in enumerate(specs, first) if spec.name not in names)
-
-
-def _numbers(inputs: tuple[BufferSpec, ...], outputs: tuple[BufferSpec, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    return tuple(range(len(inputs))), tuple(range(len(inputs), len(inputs) + len(outputs)))
+def _wholes(buffers: tuple[int, ...]) -> tuple[LocalPart, ...]:
+    return tuple(LocalPart(buffer, None) for buffer in buffers)
 
 
 def _report(model: OnnxModel, weight_bytes: int) -> dict[str, Any]:

@@ -17,10 +17,9 @@ from math import prod
 from types import MappingProxyType
 
 import numpy as np
-import onnxruntime as ort
 
 from bbgrap.engine.cache_shapes import CACHING, cached_shapes
-from bbgrap.engine.sessions import declared_type, open_session, session_options
+from bbgrap.engine.sessions import declared_type, make_session
 from bbgrap.errors import ModelError
 from bbgrap.graph.lower import empty_to_constant, unique_name
 from bbgrap.graph.onnx_io import OnnxModel, to_graph, weights_of, write_graph
@@ -151,10 +150,9 @@ def _declared_by_runtime(graph: Graph, seen: Mapping[str, TensorType], unknown: 
     outputs = tuple(name for name in unknown if name not in cut)
     asked = replace(graph, nodes=nodes, inputs=(*graph.inputs, *made), outputs=outputs, weights=weights)
     written = write_graph(asked, weights="detached")
-    options = session_options(threads=1)
-    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    arrays = {name: graph.weights[name].array for name in written.detached}
     try:
-        session = open_session(written.data, options, {name: graph.weights[name].array for name in written.detached})
+        session = make_session(written.data, weights=arrays, threads=1, optimize=False)
     except ModelError:  # an operator that onnxruntime has only at a higher level, say; the types stay unknown
         return {}
     found = {item.name: declared_type(item) for item in session.get_outputs()}
@@ -241,10 +239,8 @@ def _alone(graph: Graph, node: Node) -> Graph | None:
 
 
 def _run(alone: Graph) -> tuple[tuple[int, ...], ...] | None:
-    options = session_options(threads=1)
-    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     try:
-        session = open_session(write_graph(alone, weights="inline").data, options, {})
+        session = make_session(write_graph(alone, weights="inline").data, threads=1, optimize=False)
         found = session.run(None, {name: np.zeros(alone.types[name].known_shape, alone.types[name].dtype.numpy) for name in alone.inputs})
     except Exception:  # onnxruntime's exceptions have no common base; the whole model tells what is wrong with it
         return None
