@@ -215,7 +215,7 @@ def _after(seconds: float) -> Callable[[], bool]:
 
 def _where_it_fits(graph: Graph, cluster: Cluster, descriptions: Descriptions) -> Plan:
     """Put the model whole on the node with the largest share of those with room for it; if there is none, of all."""
-    plans, pieces = whole_plans(graph, cluster), Pieces(graph, descriptions)
+    plans, pieces = list(whole_plans(graph, cluster).values()), Pieces(graph, descriptions)
     return next((plan for plan in plans if not overfull(cluster, program_bytes(build_direct(plan, pieces)))), plans[0])
 
 

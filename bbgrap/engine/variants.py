@@ -18,7 +18,7 @@ from bbgrap.planners.bbgrap import all_descriptions
 from bbgrap.planners.options import PlanOptions, TransferType
 from bbgrap.planners.plan import Plan, verify_plan
 from bbgrap.planners.registry import AUTO
-from bbgrap.planners.single import plan_whole
+from bbgrap.planners.single import plan_whole, whole_plans
 from bbgrap.program.dictionaries import dictionary_devices_of
 from bbgrap.report.plan_report import report_of
 
@@ -68,22 +68,16 @@ def whole_on_each(graph: Graph, cluster: Cluster, options: PlanOptions) -> tuple
 
     Inputs come at once: the next one travels while a node computes, and a stretch in parts only costs it more.
     """
-    order = sorted(range(cluster.host), key=lambda device: (-cluster.shares[device], device))
-    dictionary_devices = dictionary_devices_of(cluster, options.input_values)
-    variants = {
-        device: _planned(
-            f"single on {cluster.nodes[device].name}",
-            plan_whole(graph, cluster, device),
-            options.transfer_dtype,
-            dictionary_devices,
-            instalments=False,
-        )
-        for device in order
-    }
-    able = [device for device in order if not lacks_of((variants[device],), cluster)]
+    dictionaries = dictionary_devices_of(cluster, options.input_values)
+    able: dict[int, tuple[PlannedVariant, Plan]] = {}
+    for device, plan in whole_plans(graph, cluster).items():
+        name = f"single on {cluster.nodes[device].name}"
+        variant = _planned(name, plan, options.transfer_dtype, dictionaries, instalments=False)
+        if not lacks_of((variant,), cluster):
+            able[device] = variant, plan
     if options.planner == AUTO and sum(cluster.shares[device] for device in able) < LEAST_SHARE * sum(cluster.shares):
         return ()
-    return tuple((variants[device], plan_whole(graph, cluster, device)) for device in able)
+    return tuple(able.values())
 
 
 def lacks_of(variants: Sequence[PlannedVariant], cluster: Cluster) -> tuple[str, ...]:

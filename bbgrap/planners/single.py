@@ -13,13 +13,13 @@ from bbgrap.tdl import Description
 
 def plan_single(graph: Graph, cluster: Cluster, options: PlanOptions, descriptions: Mapping[str, Description | None]) -> Plan:
     """Put every node whole on the node with the largest share."""
-    return whole_plans(graph, cluster)[0]
+    return next(iter(whole_plans(graph, cluster).values()))
 
 
-def whole_plans(graph: Graph, cluster: Cluster) -> list[Plan]:
-    """Return a plan per node that puts every node of the graph whole on it, largest share first."""
+def whole_plans(graph: Graph, cluster: Cluster) -> dict[int, Plan]:
+    """Return a plan per device that puts every node of the graph whole on it, largest share first."""
     order = sorted(range(cluster.host), key=lambda device: (-cluster.shares[device], device))
-    return [plan_whole(graph, cluster, device) for device in order]
+    return {device: plan_whole(graph, cluster, device) for device in order}
 
 
 def plan_whole(graph: Graph, cluster: Cluster, device: int) -> Plan:
