@@ -157,6 +157,11 @@ class Node:
     domain: str = ""
 
     @property
+    def first_output(self) -> str:
+        """The first output that is present: the one that tiles speak of, and along whose axes directions carry on."""
+        return next(name for name in self.outputs if name)
+
+    @property
     def captured(self) -> tuple[str, ...]:
         """Outer values that the node's subgraphs read, in a fixed order, without repeats."""
         bodies = [a for value in self.attributes.values() for a in (value if isinstance(value, tuple) else (value,))]

@@ -112,7 +112,7 @@ class _Follower:
     def tiles(self, node: Node, description: Description | None) -> tuple[Tile, ...]:
         """Return the tiles of a node and remember them, and along which axes its output is cut."""
         made = self._tiles(node, description)
-        self.made[next(name for name in node.outputs if name)] = made
+        self.made[node.first_output] = made
         return made
 
     def _tiles(self, node: Node, description: Description | None) -> tuple[Tile, ...]:

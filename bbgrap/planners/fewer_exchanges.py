@@ -172,7 +172,7 @@ class _Group:
     def _grow(self, node: Node) -> None:
         """Let the tiles of a node hold all that their machines read of them."""
         phases = self.phases
-        value, axis = next(name for name in node.outputs if name), phases.axes[node.name]
+        value, axis = node.first_output, phases.axes[node.name]
         made = own = phases.tiles[node.name]
         if axis is not None:
             made = tuple(with_need(tile, axis, self._needs.get((value, tile.device))) for tile in own)

@@ -20,7 +20,7 @@ from bbgrap.cluster import Cluster
 from bbgrap.graph import Graph
 from bbgrap.planners.bbgrap import plan_bbgrap
 from bbgrap.planners.halo import cut_axis, with_need
-from bbgrap.planners.layers import Descriptions, first_output
+from bbgrap.planners.layers import Descriptions
 from bbgrap.planners.options import PlanOptions
 from bbgrap.planners.pieces import Pieces
 from bbgrap.planners.plan import Plan, Tile
@@ -46,7 +46,7 @@ def _grown_stacks(graph: Graph, given: Mapping[str, tuple[Tile, ...]], descripti
             continue
         axis = cut_axis(tiles[node.name])
         if axis is not None:
-            grown = tuple(with_need(tile, axis, needs.get((first_output(node), tile.device))) for tile in tiles[node.name])
+            grown = tuple(with_need(tile, axis, needs.get((node.first_output, tile.device))) for tile in tiles[node.name])
             if sum(len(tile.region.axes[axis]) for tile in grown) <= (1 + OVERLAP) * description.shape[axis]:
                 tiles[node.name] = grown
         for tile in tiles[node.name]:

@@ -43,12 +43,11 @@ def inspect_graph(graph: Graph) -> dict[str, Any]:
 
 
 def _layer(graph: Graph, node: Node, description: Description | None, work: int) -> dict[str, Any]:
-    first = next(name for name in node.outputs if name)
     axes = [] if description is None else [a for a in description.splittable_axes if description.shape[a] > 1]
     return {
         "name": node.name,
         "operator": node.op,
-        "output": str(graph.types[first]),
+        "output": str(graph.types[node.first_output]),
         "flops": work,
         "splits_along": axes,
         "reduces_over": [index.name for index in reducible(graph, node, description)],

@@ -43,7 +43,7 @@ def layers_of(graph: Graph, descriptions: Descriptions) -> tuple[Layer, ...]:
         layer
         for node in graph.nodes
         if (description := descriptions[node.name]) is not None
-        and (layer := layer_of(graph, node, description, batches.get(first_output(node)))) is not None
+        and (layer := layer_of(graph, node, description, batches.get(node.first_output))) is not None
     )
 
 
@@ -68,16 +68,11 @@ def layer_of(
     return Layer(
         node,
         max(operands, key=lambda name: prod(graph.types[name].shape or ())),
-        first_output(node),
+        node.first_output,
         batch if batch is not None and batch in allowed and description.shape[batch] > 1 else None,
         max(features, key=lambda axis: description.shape[axis], default=None),
         None if widest is None else Partial(widest.name, widest.extent, part_unit(node)),
     )
-
-
-def first_output(node: Node) -> str:
-    """Return the first output that has a name: the one that tiles speak of, and along whose axes directions carry on."""
-    return next(name for name in node.outputs if name)
 
 
 def operands_by_size(graph: Graph, node: Node) -> Iterator[tuple[int, str]]:
@@ -92,7 +87,7 @@ def followed(graph: Graph, descriptions: Descriptions, start: Mapping[str, int])
     for node in graph.nodes:
         description = descriptions[node.name]
         found = None if description is None else _carried(graph, node, description, axes)
-        axes[first_output(node)] = found
+        axes[node.first_output] = found
     return axes
 
 
@@ -122,7 +117,7 @@ def follow_layers(
             continue
         placements = placed.get(node.name) or _following(graph, node, description, handed_on, ends)
         tiles[node.name] = tiles_of(levels, description, placements)
-        handed_on[first_output(node)] = _handed_on(graph, node, description, placements)
+        handed_on[node.first_output] = _handed_on(graph, node, description, placements)
     return tiles
 
 

@@ -54,13 +54,12 @@ class Plan:
 
 def whole_output(graph: Graph, node: Node) -> ShapeMap:
     """Return the region of a node's whole first output; that of an unknown shape is one indivisible point."""
-    first = next(name for name in node.outputs if name)
-    return ShapeMap.full(graph.types[first].shape or ())
+    return ShapeMap.full(graph.types[node.first_output].shape or ())
 
 
 def cuts_moving(graph: Graph, node: Node, tiles: tuple[Tile, ...]) -> bool:
     """Tell whether tiles cut an axis of a node's first output whose size moves."""
-    moving = graph.moving.get(next(name for name in node.outputs if name), ())
+    moving = graph.moving.get(node.first_output, ())
     whole = whole_output(graph, node)
     return any(tile.region.axes[axis] != whole.axes[axis] for axis in moving for tile in tiles)
 

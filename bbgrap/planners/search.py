@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bbgrap.graph import Graph, Node
-from bbgrap.planners.layers import Descriptions, first_output, operands_by_size
+from bbgrap.planners.layers import Descriptions, operands_by_size
 from bbgrap.planners.pieces import Pieces
 from bbgrap.planners.placements import Levels, Placements, tiles_of
 from bbgrap.planners.plan import Tile, whole_output
@@ -101,7 +101,7 @@ class TileChoices:
 
     def _held(self, edge: Edge, tiles: tuple[Tile, ...]) -> dict[int, ShapeMap]:
         """Return what every device holds of the value: its tile, or the whole of an output that is not the first."""
-        first = first_output(self.graph.node_by_name[edge.producer])
+        first = self.graph.node_by_name[edge.producer].first_output
         whole = ShapeMap.full(self.graph.types[edge.value].known_shape)
         return {tile.device: tile.region if edge.value == first else whole for tile in tiles}
 

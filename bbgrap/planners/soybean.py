@@ -23,7 +23,7 @@ import numpy as np
 from bbgrap.cluster import Cluster
 from bbgrap.graph import Graph
 from bbgrap.planners.bbgrap import surviving_axis
-from bbgrap.planners.layers import Descriptions, Layer, first_output, layers_of, operands_by_size
+from bbgrap.planners.layers import Descriptions, Layer, layers_of, operands_by_size
 from bbgrap.planners.options import PlanOptions
 from bbgrap.planners.placements import ON_ONE, REPLICATE, Levels, Partial, Placement, Placements, Shard, tiles_of
 from bbgrap.planners.plan import Plan, Tile, whole_output
@@ -174,7 +174,7 @@ def _tiles(
         placements = placed[node.name] if layer is not None else _others(graph, node.name, description, handed_on, len(levels.ways))
         tiles[node.name] = tiles_of(levels, description, placements)
         handed = placements if layer is None else tuple(_tiled(layer, tiling) for tiling in tilings[node.name])
-        handed_on[first_output(node)] = handed
+        handed_on[node.first_output] = handed
     return tiles
 
 

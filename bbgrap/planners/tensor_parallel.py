@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from bbgrap.cluster import Cluster
 from bbgrap.graph import Graph, Node
 from bbgrap.planners.bbgrap import HEAVY_WEIGHT_BYTES, surviving_axis
-from bbgrap.planners.layers import Descriptions, first_output, layer_of, operands_by_size
+from bbgrap.planners.layers import Descriptions, layer_of, operands_by_size
 from bbgrap.planners.options import PlanOptions
 from bbgrap.planners.placements import Partial
 from bbgrap.planners.plan import Plan, Tile, whole_output
@@ -123,7 +123,7 @@ class _TensorParallel:
         found = []
         for number, name in operands_by_size(self.graph, node):
             producer = self.graph.producers.get(name)
-            role = None if producer is None or first_output(producer) != name else self.roles.get(producer.name)
+            role = None if producer is None or producer.first_output != name else self.roles.get(producer.name)
             if isinstance(role, _Inside):
                 found.append((number, role))
         return found
@@ -146,7 +146,7 @@ class _TensorParallel:
         return _Inside(divisions[0], axis)
 
     def _is_block(self, node: Node, axis: int) -> bool:
-        readers = self.graph.consumers.get(first_output(node), ()) if node.op == "Slice" else ()
+        readers = self.graph.consumers.get(node.first_output, ()) if node.op == "Slice" else ()
         found = [(reader.op, self.descriptions[reader.name]) for reader in readers]
         return bool(found) and all(op == "TopK" and of is not None and surviving_axis(of, 0, axis) is None for op, of in found)
 
@@ -161,7 +161,7 @@ class _TensorParallel:
         return _Blocks(axis % len(description.shape), tuple(blocks)) if isinstance(axis, int) else None
 
     def _may_cut(self, node: Node, description: Description, axis: int) -> bool:
-        moving = self.graph.moving.get(first_output(node), ())
+        moving = self.graph.moving.get(node.first_output, ())
         return axis in description.splittable_axes and description.shape[axis] > 1 and axis not in moving
 
     def _opened(self, node: Node, description: Description) -> _Role | None:
@@ -269,7 +269,7 @@ class _TensorParallel:
 
     def _needed(self, node: Node, description: Description, role: _Inside) -> tuple[Tile, ...]:
         """Return what every device needs, if that is all of the output and can be made; else none."""
-        whole, name = ShapeMap.full(description.shape), first_output(node)
+        whole, name = ShapeMap.full(description.shape), node.first_output
         needs = {device: self.needs.get((name, device)) for device in range(len(self.shares))}
         tiles = tuple(Tile(device, whole.replace(role.axis, need)) for device, need in needs.items() if need)
         if not covers((tile.region for tile in tiles), whole):

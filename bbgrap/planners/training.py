@@ -20,7 +20,7 @@ from math import prod
 
 from bbgrap.graph import Graph, Node
 from bbgrap.planners.bbgrap import surviving_axis
-from bbgrap.planners.layers import Descriptions, Layer, first_output, followed, layer_of
+from bbgrap.planners.layers import Descriptions, Layer, followed, layer_of
 from bbgrap.planners.placements import ON_ONE, REPLICATE, Levels, Partial, Placement, Placements, Shard, tiles_of
 from bbgrap.planners.plan import Tile, whole_output
 from bbgrap.tdl import Description, part_unit, reducible
@@ -69,9 +69,9 @@ def training_structure(graph: Graph, descriptions: Descriptions) -> TrainingStru
     for node in graph.nodes:
         description = descriptions[node.name]
         own = [name for name in node.inputs if name in parameters and name not in known]
-        if description is None or not own or batches.get(first_output(node)) is None:
+        if description is None or not own or batches.get(node.first_output) is None:
             continue
-        layer = layer_of(graph, node, description, batches[first_output(node)], frozenset(own))
+        layer = layer_of(graph, node, description, batches[node.first_output], frozenset(own))
         if layer is not None:
             layers.append(layer)
             weights[node.name] = own[0]
@@ -163,8 +163,8 @@ class _Placer:
             if name in self.step.parameters:
                 self.wanted[output] = self.parameter_cuts.get(name) or self._like(name, by_shape)
         for node in reversed(self.graph.nodes):
-            description, cuts = self.step.descriptions[node.name], self.wanted.get(first_output(node))
-            if description is None or cuts is None or self._has_batch(first_output(node)):
+            description, cuts = self.step.descriptions[node.name], self.wanted.get(node.first_output)
+            if description is None or cuts is None or self._has_batch(node.first_output):
                 continue
             for number, value in enumerate(node.inputs):
                 if value in self.graph.producers and not self._has_batch(value) and value not in self.wanted:
@@ -190,7 +190,7 @@ class _Placer:
     def _placements(self, node: Node, description: Description) -> Placements:
         if node.name in self.placed:
             return self.placed[node.name]
-        output = first_output(node)
+        output = node.first_output
         if (cuts := self.wanted.get(output)) is not None and not self._has_batch(output):
             return tuple(self._update(node, description, cut) for cut in cuts)
         for number, value in enumerate(node.inputs):
@@ -205,7 +205,7 @@ class _Placer:
         axes = [None if cut is None else surviving_axis(description, operand, cut.axis) for cut in cuts]
         cut_as = zip(cuts, axes, strict=True)
         inside = tuple(cut if cut is None or cut.by_batch else None if axis is None else _Cut(axis, by_batch=False) for cut, axis in cut_as)
-        self.parameter_cuts[first_output(node)] = inside
+        self.parameter_cuts[node.first_output] = inside
         return tuple(REPLICATE if cut is None or cut.by_batch else Shard(cut.axis) for cut in inside)
 
     def _update(self, node: Node, description: Description, cut: _Cut | None) -> Placement:
@@ -227,7 +227,7 @@ class _Placer:
     def _gradient(self, node: Node, description: Description, operand: int, cuts: Cuts) -> Placements:
         """Place a further reader of a parameter as the parameter is cut."""
         outputs = {index.name: axis for axis, index in enumerate(description.outputs)}
-        batch = self.step.batches[first_output(node)]
+        batch = self.step.batches[node.first_output]
         names = dict(_subscripts(description, operand))
         found: list[Placement] = []
         for cut in cuts:

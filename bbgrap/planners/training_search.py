@@ -12,7 +12,6 @@ from collections import defaultdict
 from collections.abc import Mapping
 
 from bbgrap.graph.state import kept_region, uncut
-from bbgrap.planners.layers import first_output
 from bbgrap.planners.pieces import Pieces
 from bbgrap.planners.placements import Levels, Placement, Placements
 from bbgrap.planners.plan import Tile
@@ -95,7 +94,7 @@ def bytes_moved(pieces: Pieces, tiles: Mapping[str, tuple[Tile, ...]]) -> int:
         _missing(regions, [tile.region for tile in made if tile.device == device], len({tile.part for tile in made}))
         * graph.types[name].dtype.itemsize
         for name, devices in needs.items()
-        if first_output(graph.producers[name]) == name
+        if graph.producers[name].first_output == name
         for made in (tiles[graph.producers[name].name],)
         for device, regions in devices.items()
     )

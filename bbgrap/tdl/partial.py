@@ -104,11 +104,11 @@ def part_unit(node: Node) -> int:
 
 
 def _is_exact(graph: Graph, node: Node, rule: PartialRule) -> bool:
-    return rule.is_exact and graph.types[next(name for name in node.outputs if name)].dtype in WIDE_FLOATS
+    return rule.is_exact and graph.types[node.first_output].dtype in WIDE_FLOATS
 
 
 def _is_harmless(graph: Graph, node: Node, kind: ReducerKind) -> bool:
-    stored = graph.types[next(name for name in node.outputs if name)].dtype
+    stored = graph.types[node.first_output].dtype
     match kind:
         case "max" | "min":
             return stored in COMPARABLE

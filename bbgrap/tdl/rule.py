@@ -253,7 +253,7 @@ def can_make(graph: Graph, node: Node, description: Description | None, region: 
     slides, counts or pads: such a piece would not be dense (`several_ranges` in the tests of every rule).
     """
     if description is None:
-        return region == ShapeMap.full(graph.types[next(name for name in node.outputs if name)].shape or ())
+        return region == ShapeMap.full(graph.types[node.first_output].shape or ())
     if any(a not in description.splittable_axes and p != e for a, (p, e) in enumerate(zip(region.shape, description.shape, strict=True))):
         return False
     if all(len(axis.ranges) < 2 for axis in region.axes):

@@ -223,5 +223,5 @@ def _kind_of_convolution(graph: Graph, node: Node) -> str:
 def _kind_of_product(graph: Graph, node: Node) -> str:
     if node.op in _PRODUCTS_OF_BYTES:
         return "matmul_int8"
-    made = graph.types[next(name for name in node.outputs if name)].shape or (1,)
+    made = graph.types[node.first_output].shape or (1,)
     return "matvec" if prod(made[:-1]) <= FEW_ROWS else "matmul"
