@@ -10,8 +10,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from bbgrap.auto.evaluate import Evaluator, Score
+from bbgrap.planners.halo import cut_axis
 from bbgrap.planners.plan import Tile, Tiles, whole_output
-from bbgrap.shapemap import Interval, IntervalSet, ShapeMap
+from bbgrap.shapemap import Interval, IntervalSet
 
 SHIFTS = (1 / 4, 1 / 8, 1 / 16, 1 / 32)
 """Parts of an axis by which borders move."""
@@ -73,9 +74,6 @@ class _Climber:
     def _changes(self, tiles: Tiles, stretch: list[str]) -> Iterator[dict[str, tuple[Tile, ...]]]:
         for ingredient in self.ingredients:
             yield {name: ingredient[name] for name in stretch}
-        yield from self._shifted(tiles, stretch)
-
-    def _shifted(self, tiles: Tiles, stretch: list[str]) -> Iterator[dict[str, tuple[Tile, ...]]]:
         borders = max((len(tiles[name]) for name in stretch), default=1) - 1
         for border in range(borders):
             for part in SHIFTS:
@@ -104,11 +102,8 @@ def shifted(tiles: tuple[Tile, ...], border: int, by: float) -> tuple[Tile, ...]
         border: its number along the axis, from 0.
         by: part of the axis; negative towards its beginning. The tile that nothing is left of goes.
     """
-    cut = {axis for axis in range(tiles[0].region.rank) for tile in tiles if tile.region.axes[axis] != tiles[0].region.axes[axis]}
-    if len(cut) != 1 or border + 1 >= len(tiles) or any(tile.part is not None for tile in tiles):
-        return tiles
-    axis = cut.pop()
-    if any(len(tile.region.axes[axis].ranges) > 1 for tile in tiles):
+    axis = cut_axis(tiles)
+    if axis is None or border + 1 >= len(tiles) or any(len(tile.region.axes[axis].ranges) > 1 for tile in tiles):
         return tiles
     order = sorted(range(len(tiles)), key=lambda number: tiles[number].region.axes[axis].hull.start)
     hulls = [tiles[number].region.axes[axis].hull for number in order]
@@ -121,8 +116,5 @@ def shifted(tiles: tuple[Tile, ...], border: int, by: float) -> tuple[Tile, ...]
     start = min(max(right.start + rows, left.start), right.stop)
     moved = dict(zip(order, hulls, strict=True))
     moved[order[border]], moved[order[border + 1]] = Interval(left.start, stop), Interval(start, right.stop)
-    return tuple(replace(tile, region=_with(tile.region, axis, moved[number])) for number, tile in enumerate(tiles) if len(moved[number]))
-
-
-def _with(region: ShapeMap, axis: int, interval: Interval) -> ShapeMap:
-    return region.replace(axis, IntervalSet.of(interval))
+    pieces = ((tile, IntervalSet.of(moved[number])) for number, tile in enumerate(tiles))
+    return tuple(replace(tile, region=tile.region.replace(axis, piece)) for tile, piece in pieces if piece.ranges)

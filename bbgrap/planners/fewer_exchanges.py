@@ -21,7 +21,7 @@ from bbgrap.cluster import Cluster
 from bbgrap.costmodel.messages import NetworkModel
 from bbgrap.graph import Graph, Node
 from bbgrap.planners.bbgrap import plan_bbgrap
-from bbgrap.planners.halo import cut_axis, with_need
+from bbgrap.planners.halo import cut_axis, note_needs, with_need
 from bbgrap.planners.layers import Descriptions
 from bbgrap.planners.options import PlanOptions
 from bbgrap.planners.pieces import Pieces
@@ -180,10 +180,7 @@ class _Group:
         for before, tile in zip(own, made, strict=True):
             if tile is not before:
                 self._extra[tile.device] += phases.seconds(node, tile) - phases.seconds(node, before)
-            for name, read in zip(node.inputs, phases.pieces.piece(node, tile)[0], strict=True):
-                if name and read is not None and not read.is_empty:
-                    known = self._needs.get((name, tile.device))
-                    self._needs[name, tile.device] = read if known is None else known.hull(read)
+            note_needs(self._needs, node, tile, phases.pieces.piece(node, tile)[0])
 
     def _fetched(self, node: Node, operand: int) -> Sequence[int]:
         """Return how many elements of an operand every tile of a node fetches."""

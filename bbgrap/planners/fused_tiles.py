@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from bbgrap.cluster import Cluster
 from bbgrap.graph import Graph
 from bbgrap.planners.bbgrap import plan_bbgrap
-from bbgrap.planners.halo import cut_axis, with_need
+from bbgrap.planners.halo import cut_axis, note_needs, with_need
 from bbgrap.planners.layers import Descriptions
 from bbgrap.planners.options import PlanOptions
 from bbgrap.planners.pieces import Pieces
@@ -50,8 +50,5 @@ def _grown_stacks(graph: Graph, given: Mapping[str, tuple[Tile, ...]], descripti
             if sum(len(tile.region.axes[axis]) for tile in grown) <= (1 + OVERLAP) * description.shape[axis]:
                 tiles[node.name] = grown
         for tile in tiles[node.name]:
-            for name, read in zip(node.inputs, pieces.piece(node, tile)[0], strict=True):
-                if read is not None and not read.is_empty:
-                    known = needs.get((name, tile.device))
-                    needs[name, tile.device] = read if known is None else known.hull(read)
+            note_needs(needs, node, tile, pieces.piece(node, tile)[0])
     return tiles

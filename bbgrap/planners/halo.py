@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
+from bbgrap.graph import Node
 from bbgrap.planners.plan import Tile
 from bbgrap.shapemap import IntervalSet, ShapeMap
 
@@ -13,6 +15,14 @@ def cut_axis(tiles: tuple[Tile, ...]) -> int | None:
     first = tiles[0].region
     cut = {axis for tile in tiles for axis in range(first.rank) if tile.region.axes[axis] != first.axes[axis]}
     return cut.pop() if len(cut) == 1 and all(tile.part is None for tile in tiles) else None
+
+
+def note_needs(needs: dict[tuple[str, int], ShapeMap], node: Node, tile: Tile, reads: Sequence[ShapeMap | None]) -> None:
+    """Add what a tile of a node reads to what devices need of values, by name and device."""
+    for name, read in zip(node.inputs, reads, strict=True):
+        if read is not None and not read.is_empty:
+            known = needs.get((name, tile.device))
+            needs[name, tile.device] = read if known is None else known.hull(read)
 
 
 def with_need(tile: Tile, axis: int, need: ShapeMap | None) -> Tile:
