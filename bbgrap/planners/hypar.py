@@ -74,15 +74,12 @@ def _can_divide(graph: Graph, layer: Layer, placements: Placements, way: int, le
     """Tell whether every part would still have a sample."""
     if layer.batch is None:
         return False
-    parts = prod(w for placement, w in zip(placements, levels.ways, strict=False) if placement == Shard(layer.batch))
-    return (graph.types[layer.made].shape or ())[layer.batch] >= parts * way
+    return (graph.types[layer.made].shape or ())[layer.batch] >= levels.divided(placements, Shard(layer.batch)) * way
 
 
 def _placement(layer: Layer, placements: Placements, choice: int, levels: Levels) -> Placement:
     if choice == DATA and layer.batch is not None:
         return Shard(layer.batch)
-    if layer.inner is not None:
-        parts = prod(w for placement, w in zip(placements, levels.ways, strict=False) if placement == layer.inner)
-        if layer.inner.units >= 2 * parts:
-            return layer.inner
+    if layer.inner is not None and layer.inner.units >= 2 * levels.divided(placements, layer.inner):
+        return layer.inner
     return ON_ONE if layer.features is None else Shard(layer.features)

@@ -12,9 +12,9 @@ from math import prod
 
 from bbgrap.graph import Graph, Node
 from bbgrap.planners.bbgrap import surviving_axis
-from bbgrap.planners.placements import ON_ONE, Levels, Partial, Placement, Placements, Shard, tiles_of
+from bbgrap.planners.placements import ON_ONE, Levels, Partial, Placement, Placements, Shard, sums_of, tiles_of
 from bbgrap.planners.plan import Tile, whole_output
-from bbgrap.tdl import Description, part_unit, reducible
+from bbgrap.tdl import Description
 
 Descriptions = Mapping[str, Description | None]
 
@@ -63,15 +63,14 @@ def layer_of(
         return None
     allowed = description.splittable_axes
     features = [axis for name, axis in outputs.items() if name in names and axis in allowed and description.shape[axis] > 1]
-    inner = [index for index in reducible(graph, node, description) if index.name in names and index.extent > part_unit(node)]
-    widest = max(inner, key=lambda index: index.extent, default=None)
+    inner = [over for over in sums_of(graph, node, description) if over.index in names and over.units > 1]
     return Layer(
         node,
         max(operands, key=lambda name: prod(graph.types[name].shape or ())),
         node.first_output,
         batch if batch is not None and batch in allowed and description.shape[batch] > 1 else None,
         max(features, key=lambda axis: description.shape[axis], default=None),
-        None if widest is None else Partial(widest.name, widest.extent, part_unit(node)),
+        max(inner, key=lambda over: over.extent, default=None),
     )
 
 

@@ -23,10 +23,11 @@ from itertools import pairwise
 from math import prod
 
 from bbgrap.cluster import Cluster
+from bbgrap.graph import Graph, Node
 from bbgrap.planners.plan import Tile
 from bbgrap.planners.shares import split_by_shares
 from bbgrap.shapemap import Interval, IntervalSet, ShapeMap
-from bbgrap.tdl import Description, Part, granularity
+from bbgrap.tdl import Description, Part, granularity, part_unit, reducible
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -60,6 +61,11 @@ class Undivided(Enum):
 REPLICATE, ON_ONE = Undivided.REPLICATE, Undivided.ON_ONE
 Placement = Shard | Partial | Undivided
 Placements = tuple[Placement, ...]
+
+
+def sums_of(graph: Graph, node: Node, description: Description | None) -> tuple[Partial, ...]:
+    """Return the reduction indices along which a node can be divided, as placements; of some there is one unit only."""
+    return tuple(Partial(index.name, index.extent, part_unit(node)) for index in reducible(graph, node, description))
 
 
 def factors(number: int) -> tuple[int, ...]:

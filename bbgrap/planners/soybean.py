@@ -21,7 +21,7 @@ from math import inf, prod
 import numpy as np
 
 from bbgrap.cluster import Cluster
-from bbgrap.graph import Graph
+from bbgrap.graph import Graph, Node
 from bbgrap.planners.bbgrap import surviving_axis
 from bbgrap.planners.layers import Descriptions, Layer, layers_of, operands_by_size
 from bbgrap.planners.options import PlanOptions
@@ -134,10 +134,7 @@ def _possible(graph: Graph, layer: Layer, placements: Placements, way: int, leve
         "i": 0 if layer.inner is None else layer.inner.units,
         "o": 0 if layer.features is None else shape[layer.features],
     }
-    left = {}
-    for form, extent in extents.items():
-        placement = _placement(layer, form)
-        left[form] = extent // prod(w for used, w in zip(placements, levels.ways, strict=False) if used == placement)
+    left = {form: extent // levels.divided(placements, _placement(layer, form)) for form, extent in extents.items()}
     enough = "".join(form for form in FORMS if left[form] >= way)
     return enough or max(FORMS, key=lambda form: left[form])
 
@@ -171,7 +168,7 @@ def _tiles(
             tiles[node.name] = (Tile(levels.root, whole_output(graph, node)),)
             continue
         layer = layers.get(node.name)
-        placements = placed[node.name] if layer is not None else _others(graph, node.name, description, handed_on, len(levels.ways))
+        placements = placed[node.name] if layer is not None else _others(graph, node, description, handed_on, len(levels.ways))
         tiles[node.name] = tiles_of(levels, description, placements)
         handed = placements if layer is None else tuple(_tiled(layer, tiling) for tiling in tilings[node.name])
         handed_on[node.first_output] = handed
@@ -183,9 +180,8 @@ def _tiled(layer: Layer, tiling: str) -> Placement:
     return REPLICATE if axis is None else Shard(axis)
 
 
-def _others(graph: Graph, name: str, description: Description, handed_on: Mapping[str, Placements], count: int) -> Placements:
+def _others(graph: Graph, node: Node, description: Description, handed_on: Mapping[str, Placements], count: int) -> Placements:
     """Return the placements of an operator without weights: that of its largest input, if every placement of it is allowed."""
-    node = graph.node_by_name[name]
     for number, value in operands_by_size(graph, node):
         if value in handed_on:
             return tuple(_other(description, number, placement) for placement in handed_on[value])

@@ -28,11 +28,12 @@ from bbgrap.graph import Graph, Node
 from bbgrap.planners.bbgrap import HEAVY_WEIGHT_BYTES, surviving_axis
 from bbgrap.planners.layers import Descriptions, layer_of, operands_by_size
 from bbgrap.planners.options import PlanOptions
-from bbgrap.planners.placements import Partial
+from bbgrap.planners.pieces import reduction_of
+from bbgrap.planners.placements import Partial, sums_of
 from bbgrap.planners.plan import Plan, Tile, whole_output
 from bbgrap.planners.shares import split_by_shares
 from bbgrap.shapemap import Interval, IntervalSet, ShapeMap, covers
-from bbgrap.tdl import Description, Part, can_make, granularity, input_regions, part_unit, reducible
+from bbgrap.tdl import Description, Part, can_make, granularity, input_regions
 from bbgrap.tdl.language import Index
 
 
@@ -177,12 +178,12 @@ class _TensorParallel:
         return _Inside(self._new(), layer.features)
 
     def _closed(self, node: Node, description: Description, operands: list[tuple[int, _Inside]]) -> _Closing | None:
-        sums = {index.name: index for index in reducible(self.graph, node, description)}
+        sums = {over.index: over for over in sums_of(self.graph, node, description) if over.units > 1}
         for number, role in operands:
             for access in description.accesses:
                 index = access.subscripts[role.axis] if access.operand == number else None
-                if isinstance(index, Index) and index.name in sums and index.extent > part_unit(node):
-                    return _Closing(role.division, Partial(index.name, index.extent, part_unit(node)))
+                if isinstance(index, Index) and index.name in sums:
+                    return _Closing(role.division, sums[index.name])
         return None
 
     def _units(self) -> dict[int, int]:
@@ -285,8 +286,7 @@ class _TensorParallel:
             if self._root(cut.division) != self._root(role.division):
                 continue
             for tile in tiles:
-                parts = {} if tile.part is None else {tile.part.index: tile.part.interval}
-                read = input_regions(description, tile.region, shapes, parts)[number]
+                read = input_regions(description, tile.region, shapes, reduction_of(tile))[number]
                 if read is not None:
                     key = node.inputs[number], tile.device
                     self.needs[key] = self.needs.get(key, IntervalSet(())).union(read.axes[cut.axis])

@@ -18,12 +18,12 @@ from bbgrap.cluster import Cluster
 from bbgrap.graph import Graph, Node
 from bbgrap.planners.layers import Descriptions
 from bbgrap.planners.options import PlanOptions
-from bbgrap.planners.placements import ON_ONE, Levels, Partial, Placement, Placements, Shard
+from bbgrap.planners.placements import ON_ONE, Levels, Partial, Placement, Placements, Shard, sums_of
 from bbgrap.planners.plan import Plan, Tile, whole_output
 from bbgrap.planners.search import Choices
 from bbgrap.planners.training import training_structure
 from bbgrap.planners.training_search import place_by_bytes
-from bbgrap.tdl import Description, part_unit, reducible
+from bbgrap.tdl import Description
 
 
 def plan_tofu(graph: Graph, cluster: Cluster, options: PlanOptions, descriptions: Descriptions) -> Plan:
@@ -65,6 +65,5 @@ def loops(graph: Graph, node: Node, description: Description, *, sums: bool = Tr
     """Return every loop along which a node can be divided, and into how many parts: output axes, then (with `sums`) reduction indices."""
     found: dict[Placement, int] = {Shard(axis): description.shape[axis] for axis in description.splittable_axes}
     if sums:
-        overs = (Partial(index.name, index.extent, part_unit(node)) for index in reducible(graph, node, description))
-        found |= {over: over.units for over in overs}
+        found |= {over: over.units for over in sums_of(graph, node, description)}
     return found

@@ -21,9 +21,9 @@ from math import prod
 from bbgrap.graph import Graph, Node
 from bbgrap.planners.bbgrap import surviving_axis
 from bbgrap.planners.layers import Descriptions, Layer, followed, layer_of
-from bbgrap.planners.placements import ON_ONE, REPLICATE, Levels, Partial, Placement, Placements, Shard, tiles_of
+from bbgrap.planners.placements import ON_ONE, REPLICATE, Levels, Partial, Placement, Placements, Shard, sums_of, tiles_of
 from bbgrap.planners.plan import Tile, whole_output
-from bbgrap.tdl import Description, part_unit, reducible
+from bbgrap.tdl import Description
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,10 +264,7 @@ class _Placer:
 def _summed(graph: Graph, node: Node, description: Description, operand: int, axis: int) -> Partial | None:
     """Return the sum that a cut of an operand's axis becomes, if the node can be divided along it."""
     names = next((names for at, names in _subscripts(description, operand) if at == axis), ())
-    for index in reducible(graph, node, description):
-        if index.name in names and index.extent > part_unit(node):
-            return Partial(index.name, index.extent, part_unit(node))
-    return None
+    return next((over for over in sums_of(graph, node, description) if over.index in names and over.units > 1), None)
 
 
 def _read_by(layer: Layer, after: Layer, placement: Placement) -> Placement:
