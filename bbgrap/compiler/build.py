@@ -16,6 +16,7 @@ from bbgrap.compiler.host_concat import joined_by_host
 from bbgrap.compiler.program_writer import DeviceWriter, MessageWriter
 from bbgrap.graph import Graph, Node
 from bbgrap.graph.state import kept_region
+from bbgrap.planners.pieces import reduction_of
 from bbgrap.planners.plan import Plan, Tile, whole_output
 from bbgrap.program.steps import Apply, Assemble, BufferId, Combine, Compute, DeviceProgram, Piece, Program
 from bbgrap.shapemap import ShapeMap, subtract_all
@@ -156,8 +157,7 @@ class _Builder:
         outputs = [name for name in node.outputs if name]
         regions = output_regions(description, tile.region, [self.graph.types[name].shape for name in outputs])
         writes = [builder.buffer(name, region, part) for name, region in zip(outputs, regions, strict=True)]
-        parts = {} if tile.part is None else {tile.part.index: tile.part.interval}
-        work = self.counter.work(node, local.reads, regions, parts)
+        work = self.counter.work(node, local.reads, regions, reduction_of(tile))
         builder.steps.append(Compute((Apply(node.name, local, reads, tuple(writes), work),)))
         return writes
 
@@ -177,7 +177,7 @@ class _Builder:
     def _gather(self, value: str, holders: list[_Held], device: int, kind: ReducerKind | None) -> None:
         """Bring all pieces of a value to a device, concatenate them, and add up partial results."""
         here = self.devices[device]
-        parts = list(dict.fromkeys(sorted(h.part for h in holders if h.part is not None)))
+        parts = sorted({held.part for held in holders if held.part is not None})
         if not parts:
             here.full[value] = self._concatenate(value, holders, here, None)
             return

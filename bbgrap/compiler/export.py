@@ -9,7 +9,7 @@ from bbgrap.compiler.artifacts import Artifacts, DeviceArtifacts, SegmentModel, 
 from bbgrap.compiler.assembly import box_within
 from bbgrap.compiler.canonical import canonical
 from bbgrap.compiler.host_concat import places_of, shifted
-from bbgrap.compiler.segments import SegmentGraph, Slices, WeightCutter, buffer_names, build_segment, read_outside
+from bbgrap.compiler.segments import SegmentGraph, Slices, buffer_names, build_segment, read_outside
 from bbgrap.errors import ProgramError
 from bbgrap.graph import Array, DType
 from bbgrap.graph.onnx_io import write_graph
@@ -20,14 +20,14 @@ from bbgrap.shapemap import ShapeMap
 
 def segment_graphs(program: Program, cut: Slices | None = None) -> tuple[tuple[SegmentGraph, ...], ...]:
     """Return the stand-alone models of every device but the host, in the order in which it runs them; `cut` has slices of weights."""
-    cutter = WeightCutter(program.graph, {} if cut is None else cut)
     found = []
+    slices = {} if cut is None else cut
     for device in program.devices[: program.host]:
         names, outside = buffer_names(program.graph, device), read_outside(device)
         computes = [(n, step) for n, step in enumerate(device.steps) if isinstance(step, Compute)]
         found.append(
             tuple(
-                build_segment(program, device, step, outside[n], names, cutter, f"device{device.device}.segment{k}")
+                build_segment(program, device, step, outside[n], names, slices, f"device{device.device}.segment{k}")
                 for k, (n, step) in enumerate(computes)
             )
         )

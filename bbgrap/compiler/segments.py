@@ -6,7 +6,7 @@ Names stay readable: a node keeps its name, a whole value its name, and a region
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -37,24 +37,16 @@ Slices = dict[tuple[str, str, ShapeMap], Weight]
 """Slices of weights, by name, digest and region."""
 
 
-@dataclass(slots=True)
-class WeightCutter:
-    """Cuts weights into slices, each slice once for all devices of a deployment, and for all deployments with the same `cut`."""
-
-    graph: Graph
-    cut: Slices = field(default_factory=dict)
-
-    def slice(self, name: str, region: ShapeMap) -> Weight:
-        """Return a region of a weight, named after it."""
-        weight = self.graph.weights[name]
-        whole = ShapeMap.full(weight.type.known_shape)
-        if region == whole:
-            return weight
-        key = (name, weight.digest, region)
-        if key not in self.cut:
-            array = np.ascontiguousarray(extract(weight.array, box_within(region, whole)))
-            self.cut[key] = make_weight(region_name(name, region, whole), array, weight.type.dtype)
-        return self.cut[key]
+def sliced_weight(weight: Weight, region: ShapeMap, cut: Slices) -> Weight:
+    """Return a region of a weight, named after it; each is cut once for all devices, and all deployments, with the same `cut`."""
+    whole = ShapeMap.full(weight.type.known_shape)
+    if region == whole:
+        return weight
+    key = (weight.name, weight.digest, region)
+    if key not in cut:
+        array = np.ascontiguousarray(extract(weight.array, box_within(region, whole)))
+        cut[key] = make_weight(region_name(weight.name, region, whole), array, weight.type.dtype)
+    return cut[key]
 
 
 def region_name(value: str, region: ShapeMap, whole: ShapeMap) -> str:
@@ -96,11 +88,11 @@ def build_segment(
     step: Compute,
     kept: set[BufferId],
     names: Mapping[BufferId, str],
-    cutter: WeightCutter,
+    cut: Slices,
     label: str,
 ) -> SegmentGraph:
     """Return the model of one `Compute` step; `kept` are the buffers that others read of it."""
-    writer = _Writer(program, device, names, cutter)
+    writer = _Writer(program, device, names, cut)
     for op in step.ops:
         match op:
             case Apply():
@@ -134,11 +126,11 @@ def build_segment(
 class _Writer:
     """Collects the nodes and weights of one segment."""
 
-    def __init__(self, program: Program, device: DeviceProgram, names: Mapping[BufferId, str], cutter: WeightCutter) -> None:
+    def __init__(self, program: Program, device: DeviceProgram, names: Mapping[BufferId, str], cut: Slices) -> None:
         self.graph = program.graph
         self.device = device
         self.names = names
-        self.cutter = cutter
+        self.cut = cut
         self.nodes: list[Node] = []
         self.cuts: dict[str, TrailingCrop] = {}
         self.weights: dict[str, Weight] = {}
@@ -188,7 +180,7 @@ class _Writer:
             return self.names[buffer]
         region = op.local.reads[number]
         assert region is not None, "an operand that is no buffer is a weight, read by region"
-        weight = self.cutter.slice(source.inputs[number], region)
+        weight = sliced_weight(self.graph.weights[source.inputs[number]], region, self.cut)
         self.weights[weight.name] = weight
         return weight.name
 

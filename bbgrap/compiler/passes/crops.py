@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from bbgrap.program.steps import Apply, Assemble, BufferId, Combine, Compute, DeviceProgram, Op, Piece, Program, Send, Step, reads_of
@@ -48,13 +48,7 @@ class _Forwarder:
         return (self._assembly(op.output, op.pieces),)
 
     def _assembly(self, output: BufferId, pieces: tuple[Piece, ...]) -> Assemble:
-        forwarded = tuple(
-            Piece(inner.buffer, common)
-            for piece in pieces
-            for inner in self.assembled.get(piece.buffer, (Piece(piece.buffer, piece.region),))
-            if not (common := inner.region.intersect(piece.region)).is_empty
-        )
-        self.assembled[output] = forwarded
+        forwarded = self.assembled[output] = instead_of(pieces, self.assembled)
         return Assemble(output, forwarded)
 
     def _sum_of_crops(self, op: Assemble, combination: Combine) -> tuple[Op, ...]:
@@ -70,6 +64,16 @@ class _Forwarder:
         made = Combine(op.output, combination.kind, tuple(inputs))
         self.combined[op.output] = made
         return (*crops, made)
+
+
+def instead_of(pieces: Sequence[Piece], parts: Mapping[BufferId, Sequence[Piece]]) -> tuple[Piece, ...]:
+    """Return pieces taken from the parts of their buffers, of those that have any: where parts hold some of them."""
+    return tuple(
+        Piece(part.buffer, common)
+        for piece in pieces
+        for part in parts.get(piece.buffer, (piece,))
+        if not (common := part.region.intersect(piece.region)).is_empty
+    )
 
 
 def map_ops(step: Step, change: Callable[[Op], Op]) -> Step:

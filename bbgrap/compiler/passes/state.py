@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from bbgrap.compiler.passes.crops import map_ops
+from bbgrap.compiler.passes.crops import instead_of, map_ops
 from bbgrap.compiler.passes.transfers import disjoint_union, regions_read
 from bbgrap.graph import Graph
 from bbgrap.graph.state import kept_region, uncut
@@ -58,18 +58,9 @@ def _tailored(graph: Graph, device: DeviceProgram) -> DeviceProgram:
 
 def _redirected(step: Step, split: dict[BufferId, list[Piece]]) -> Step:
     """Let a step read the parts of a state instead of all of it."""
-
-    def parts(pieces: tuple[Piece, ...]) -> tuple[Piece, ...]:
-        return tuple(
-            Piece(part.buffer, common)
-            for piece in pieces
-            for part in split.get(piece.buffer, [piece])
-            if not (common := part.region.intersect(piece.region)).is_empty
-        )
-
     if isinstance(step, Send):
-        return replace(step, parts=parts(step.parts))
-    return map_ops(step, lambda op: replace(op, pieces=parts(op.pieces)) if isinstance(op, Assemble) else op)
+        return replace(step, parts=instead_of(step.parts, split))
+    return map_ops(step, lambda op: replace(op, pieces=instead_of(op.pieces, split)) if isinstance(op, Assemble) else op)
 
 
 def layout_of(program: Program) -> tuple[tuple[tuple[str, ShapeMap], ...], ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from bbgrap.compiler.passes.crops import map_ops
+from bbgrap.compiler.passes.crops import instead_of, map_ops
 from bbgrap.program.steps import Assemble, BufferId, DeviceProgram, Op, Piece, Program, Receive, Send, Step, reads_of
 from bbgrap.shapemap import ShapeMap, subtract_all
 
@@ -86,15 +86,7 @@ def _tailor_receiver(device: DeviceProgram, wanted: dict[tuple[int, int], list[S
         steps.append(Receive(step.message, step.source, tuple(kept)))
 
     def redirected(op: Op) -> Op:
-        if not isinstance(op, Assemble):
-            return op
-        pieces = [
-            Piece(part.buffer, common)
-            for piece in op.pieces
-            for part in split.get(piece.buffer, [piece])
-            if not (common := part.region.intersect(piece.region)).is_empty
-        ]
-        return Assemble(op.output, tuple(pieces))
+        return Assemble(op.output, instead_of(op.pieces, split)) if isinstance(op, Assemble) else op
 
     return replace(device, buffers=buffers, steps=tuple(map_ops(step, redirected) for step in steps))
 
