@@ -36,7 +36,7 @@ def build_direct(plan: Plan, pieces: Pieces) -> Program:
 def _has_unused(device: DeviceProgram) -> bool:
     """Tell whether a device computes what nothing reads: a last row that a window leaves out, or what only other tiles are read of."""
     read = set(device.results).union(*map(reads_of, device.steps))
-    return any(read.isdisjoint(op.writes) for step in device.steps if isinstance(step, Compute) for op in step.ops if isinstance(op, Apply))
+    return any(read.isdisjoint(op.writes) for op in device.ops if isinstance(op, Apply))
 
 
 class _Device(DeviceWriter):

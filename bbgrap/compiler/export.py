@@ -110,9 +110,8 @@ class _HostJoins:
         self.program = program
         self.device = device
         self.numbers = numbers
-        ops = [op for step in device.steps if isinstance(step, Compute) for op in step.ops]
-        assembled = {b for op in ops if not isinstance(op, Apply) for b in reads_of(op)}
-        self.passing = {b for op in ops if isinstance(op, Apply) for b in reads_of(op)} - {*device.results, *assembled}
+        assembled = {b for op in device.ops if not isinstance(op, Apply) for b in reads_of(op)}
+        self.passing = {b for op in device.ops if isinstance(op, Apply) for b in reads_of(op)} - {*device.results, *assembled}
         """Buffers that are read for concatenations only."""
         self.pieces: dict[BufferId, tuple[tuple[LocalPart, Box | None], ...]] = {}
 

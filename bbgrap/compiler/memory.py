@@ -8,7 +8,7 @@ two halves. Arenas come on top, so it is an estimate from below.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from math import prod
 
 from bbgrap.cluster import Cluster
@@ -44,15 +44,7 @@ def state_bytes(schedule: Schedule) -> int:
 
 def largest_layer_bytes(program: Program, device: DeviceProgram) -> int:
     """Return the bytes of the largest tensor that any operation of a device makes, inside its segments too."""
-    made = (
-        device.buffers[b].region.size * program.graph.types[device.buffers[b].value].dtype.itemsize
-        for step in device.steps
-        if isinstance(step, Compute)
-        for op in step.ops
-        if isinstance(op, Apply)
-        for b in op.writes
-    )
-    return max(made, default=0)
+    return max((program.buffer_bytes(device.buffers[b]) for op in device.ops if isinstance(op, Apply) for b in op.writes), default=0)
 
 
 def needed_bytes(program: Program, artifacts: Artifacts) -> tuple[int, ...]:
@@ -69,16 +61,12 @@ def needed_bytes(program: Program, artifacts: Artifacts) -> tuple[int, ...]:
 def program_bytes(program: Program) -> tuple[int, ...]:
     """Return, per device but the host, about what `needed_bytes` says of the exported program: for planners that look at many."""
     return tuple(
-        weight_bytes(program.graph, _ops(device))
+        weight_bytes(program.graph, device.ops)
         + max((weight_bytes(program.graph, step.ops) for step in device.steps if isinstance(step, Compute)), default=0)
         + _peak_bytes(program, device)
         + 2 * largest_layer_bytes(program, device)
         for device in program.devices[: program.host]
     )
-
-
-def _ops(device: DeviceProgram) -> Iterator[Op]:
-    return (op for step in device.steps if isinstance(step, Compute) for op in step.ops)
 
 
 def weight_bytes(graph: Graph, ops: Iterable[Op]) -> int:
@@ -101,15 +89,10 @@ def _peak_bytes(program: Program, device: DeviceProgram) -> int:
     alive = peak = 0
     for number, step in enumerate(device.steps):
         written = set(written_by(step))
-        alive += sum(_bytes(program, device, b) for b in written if last.get(b, number) > number)
+        alive += sum(program.buffer_bytes(device.buffers[b]) for b in written if last.get(b, number) > number)
         peak = max(peak, alive)
-        alive -= sum(_bytes(program, device, b) for b in set(reads_of(step)) - written if last[b] == number)
+        alive -= sum(program.buffer_bytes(device.buffers[b]) for b in set(reads_of(step)) - written if last[b] == number)
     return peak
-
-
-def _bytes(program: Program, device: DeviceProgram, buffer: int) -> int:
-    held = device.buffers[buffer]
-    return held.region.size * program.graph.types[held.value].dtype.itemsize
 
 
 def standby_bytes(weights: int) -> int:

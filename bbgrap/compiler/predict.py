@@ -48,10 +48,8 @@ class Predictor:
                 return self.seconds(device.device, op.work)
             case Assemble() | Combine():
                 copies = 1 if isinstance(op, Assemble) else len(op.inputs)
-                held = device.buffers[op.output]
-                size = held.region.size * program.graph.types[held.value].dtype.itemsize
                 speed = self.network.speeds[device.device]["segment"]
-                return copies * (speed.seconds(0, 0, size) - speed.overhead_s)
+                return copies * (speed.seconds(0, 0, program.buffer_bytes(device.buffers[op.output])) - speed.overhead_s)
 
     def segment_seconds(self, program: Program, device: DeviceProgram, step: Compute) -> float:
         """Return what a segment takes on a device."""
@@ -61,12 +59,7 @@ class Predictor:
     def acts(self, program: Program, measured: Sequence[Mapping[int, float]] = ()) -> list[list[Act]]:
         """Return what every device does; `measured` are seconds of segments by number, per device, where they are known."""
         known = [*measured, *({} for _ in program.devices[len(measured) :])]
-        sizes = {
-            step.message: sum(program.part_bytes(device.device, step))
-            for device in program.devices
-            for step in device.steps
-            if isinstance(step, Send)
-        }
+        sizes = {message: sum(program.part_bytes(*sent)) for message, sent in program.senders.items()}
         acts = [list(self._acts_of(program, device, sizes, known[device.device])) for device in program.devices]
         acts[program.host].insert(0, Busy(REQUEST_S / 2, "request"))
         acts[program.host].append(Busy(REQUEST_S / 2, "answer"))

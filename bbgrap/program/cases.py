@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from bbgrap.planners.plan import Plan
-from bbgrap.program.steps import Apply, Compute, Program
+from bbgrap.program.steps import Apply, Program
 from bbgrap.shapemap import ShapeMap
 
 
@@ -55,7 +55,7 @@ def needs_of(plan: Plan, program: Program) -> Iterator[Need]:
     """Yield every need of a plan, by device and layer; `program` is the plan's program, before or after the passes."""
     graph = plan.graph
     for device in program.devices[: program.host]:
-        applied = [op for step in device.steps if isinstance(step, Compute) for op in step.ops if isinstance(op, Apply)]
+        applied = [op for op in device.ops if isinstance(op, Apply)]
         held_here = {device.buffers[b].value: device.buffers[b].region for op in applied for b in op.writes}
         for op in applied:
             node = graph.node_by_name[op.node]

@@ -48,7 +48,7 @@ class ProgramStatistics:
 
 def traffic_bytes(program: Program) -> int:
     """Return all bytes that travel, scatter and gather included."""
-    return sum(sum(program.part_bytes(d.device, s)) for d in program.devices for s in d.steps if isinstance(s, Send))
+    return sum(sum(program.part_bytes(*sent)) for sent in program.senders.values())
 
 
 def statistics_of(program: Program) -> ProgramStatistics:

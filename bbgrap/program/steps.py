@@ -125,6 +125,11 @@ class DeviceProgram:
     feeds: tuple[BufferId, ...] = ()
     results: tuple[BufferId, ...] = ()
 
+    @property
+    def ops(self) -> tuple[Op, ...]:
+        """All operations, in order."""
+        return tuple(op for step in self.steps if isinstance(step, Compute) for op in step.ops)
+
 
 @dataclass(frozen=True)
 class Program:
@@ -162,6 +167,10 @@ class Program:
         """Bytes that every part of a device's message takes on the wire."""
         wire = self.wire(device, send.destination)
         return [self.region_bytes(self.devices[device].buffers[part.buffer].value, part.region, wire) for part in send.parts]
+
+    def buffer_bytes(self, held: Buffer) -> int:
+        """Bytes of a buffer; of elements without a fixed size none."""
+        return held.region.size * self.graph.types[held.value].dtype.itemsize
 
     def region_bytes(self, value: str, region: ShapeMap, wire: WireType) -> int:
         """Bytes of a region of a value on the wire; 0 where the shape is only known at run time."""

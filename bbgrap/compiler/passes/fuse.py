@@ -89,10 +89,7 @@ def _read_by_host_only(program: Program, device: DeviceProgram) -> set[BufferId]
 def _sent_phases(program: Program, early: list[dict[BufferId, Phase]]) -> dict[int, Phase]:
     """Return the phase at whose end each message is sent."""
     return {
-        step.message: max((early[device.device][p.buffer] for p in step.parts), default=0)
-        for device in program.devices
-        for step in device.steps
-        if isinstance(step, Send)
+        message: max((early[sender][part.buffer] for part in send.parts), default=0) for message, (sender, send) in program.senders.items()
     }
 
 
@@ -122,8 +119,7 @@ def _slots(program: Program, device: DeviceProgram, early: dict[BufferId, Phase]
     urgent = _urgent(device, sends, early, sent)
     sending = {sent[send.message] for send in sends}
     rest: dict[Phase, int] = defaultdict(int)
-    ops = [op for step in device.steps if isinstance(step, Compute) for op in step.ops]
-    for op in ops:
+    for op in device.ops:
         phase = _phase_of(op, early)
         if phase in sending and urgent.isdisjoint(writes_of(op)):
             rest[phase] += op.work.flops if isinstance(op, Apply) else 0
@@ -133,7 +129,7 @@ def _slots(program: Program, device: DeviceProgram, early: dict[BufferId, Phase]
         if isinstance(step, Send) and step.destination == program.host:
             leaves = 2 * sent[step.message] + 1
             read |= {part.buffer: min(read.get(part.buffer, leaves), leaves) for part in step.parts}
-    for op in reversed(ops):
+    for op in reversed(device.ops):
         phase = _phase_of(op, early)
         slot = 2 * phase
         if phase in rest and urgent.isdisjoint(writes_of(op)):
@@ -152,11 +148,10 @@ def _phase_of(op: Op, early: dict[BufferId, Phase]) -> Phase:
 def _urgent(device: DeviceProgram, sends: Sequence[Send], early: dict[BufferId, Phase], sent: dict[int, Phase]) -> set[BufferId]:
     """Return the buffers from which something is sent at the end of their own phase, and what those depend on within it."""
     urgent = {p.buffer for send in sends for p in send.parts if early[p.buffer] == sent[send.message]}
-    for step in reversed(device.steps):
-        for op in reversed(step.ops) if isinstance(step, Compute) else ():
-            if not urgent.isdisjoint(writes_of(op)):
-                phase = _phase_of(op, early)
-                urgent.update(b for b in reads_of(op) if early[b] == phase)
+    for op in reversed(device.ops):
+        if not urgent.isdisjoint(writes_of(op)):
+            phase = _phase_of(op, early)
+            urgent.update(b for b in reads_of(op) if early[b] == phase)
     return urgent
 
 
@@ -183,7 +178,7 @@ def _merge(program: Program, slots: list[dict[BufferId, Slot]], leaves: dict[int
         for step in device.steps
         if isinstance(step, Receive)
     }
-    sends = [(device.device, step) for device in program.devices for step in device.steps if isinstance(step, Send)]
+    sends = program.senders.values()
     first: dict[tuple[int, int, Slot], Slot] = {}
     for sender, send in sends:
         exchange = (sender, send.destination, leaves[send.message])
