@@ -13,12 +13,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from bbgrap.compiler.host_concat import joined_by_host
-from bbgrap.compiler.program_writer import DeviceWriter, MessageWriter
-from bbgrap.graph import Graph, Node
+from bbgrap.compiler.program_writer import DeviceWriter, ProgramWriter
+from bbgrap.graph import Node
 from bbgrap.graph.state import kept_region
 from bbgrap.planners.pieces import reduction_of
 from bbgrap.planners.plan import Plan, Tile, whole_output
-from bbgrap.program.steps import Apply, Assemble, BufferId, Combine, Compute, DeviceProgram, Piece, Program
+from bbgrap.program.steps import Apply, Assemble, BufferId, Combine, Compute, Piece, Program
 from bbgrap.shapemap import ShapeMap, subtract_all
 from bbgrap.tdl import Description, localize, localize_part, output_regions, reducer_of
 from bbgrap.tdl.language import ReducerKind
@@ -29,13 +29,9 @@ class _DeviceBuilder(DeviceWriter):
     """A device that holds whole values."""
 
     def __init__(self, device: int) -> None:
-        super().__init__()
-        self.device = device
+        super().__init__(device)
         self.full: dict[str, BufferId] = {}
         """The buffer that holds the whole of a value, once it is there."""
-
-    def finish(self, feeds: tuple[BufferId, ...] = (), results: tuple[BufferId, ...] = ()) -> DeviceProgram:
-        return DeviceProgram(self.device, self.buffers, tuple(self.steps), feeds, results)
 
 
 StateLayout = Sequence[Sequence[tuple[str, ShapeMap]]]
@@ -61,15 +57,11 @@ class _Held:
     part: int | None
 
 
-class _Builder:
+class _Builder(ProgramWriter[_DeviceBuilder]):
     def __init__(self, plan: Plan, descriptions: Mapping[str, Description | None], begins: StateLayout | None, open_sizes: bool) -> None:
-        self.graph: Graph = plan.graph
+        super().__init__(plan, _DeviceBuilder)
         self.begins = begins
-        self.plan = plan
         self.descriptions = descriptions
-        self.host = plan.cluster.host
-        self.devices = [_DeviceBuilder(d) for d in range(self.host + 1)]
-        self.messages = MessageWriter()
         self.counter = WorkCounter(plan.graph, descriptions)
         self.joined = frozenset[str]() if open_sizes else joined_by_host(plan, descriptions)
         joined = (plan.graph.node_by_name[name] for name in self.joined)
@@ -94,7 +86,7 @@ class _Builder:
         if self.begins is not None:
             return ()
         for name in self.graph.state:
-            device.full[name] = device.buffer(name, self._whole(name))
+            device.full[name] = device.buffer(name, self.whole(name))
         return tuple(device.full[name] for name in self.graph.state)
 
     def _keep(self, device: _DeviceBuilder) -> tuple[BufferId, ...]:
@@ -103,20 +95,14 @@ class _Builder:
             return tuple(device.full[output] for output in self.graph.state.values())
         return tuple(self._cropped(device, self.graph.state[n], kept_region(self.graph, n, r)) for n, r in self.begins[device.device])
 
-    def _whole(self, value: str) -> ShapeMap:
-        return ShapeMap.full(self.graph.types[value].shape or ())
-
     def _scatter(self, value: str) -> BufferId:
-        whole = self._whole(value)
+        whole = self.whole(value)
         buffer = self.devices[self.host].buffer(value, whole)
         self.devices[self.host].full[value] = buffer
         readers = {tile.device for node in self.graph.consumers.get(value, ()) for tile in self.plan.tiles[node.name]}
         for device in sorted(readers):
-            self.devices[device].full[value] = self._send(self.host, Piece(buffer, whole), device)
+            self.devices[device].full[value] = self.send(self.host, Piece(buffer, whole), device)
         return buffer
-
-    def _send(self, source: int, piece: Piece, destination: int) -> BufferId:
-        return self.messages.send(self.devices[source], source, piece, self.devices[destination], destination)
 
     def _layer(self, node: Node) -> None:
         outputs = [name for name in node.outputs if name]
@@ -143,7 +129,7 @@ class _Builder:
         adder = self.devices[holders[0].device]
         if value not in adder.full:
             self._gather(value, holders, adder.device, kind)
-        self.devices[self.host].full[value] = self._send(adder.device, Piece(adder.full[value], self._whole(value)), self.host)
+        self.devices[self.host].full[value] = self.send(adder.device, Piece(adder.full[value], self.whole(value)), self.host)
 
     def _compute(self, node: Node, tile: Tile, part: int | None) -> list[BufferId]:
         builder = self.devices[tile.device]
@@ -152,7 +138,7 @@ class _Builder:
             local = localize_part(self.graph, node, description, tile.region, tile.part)
         else:
             local = localize(self.graph, node, description, tile.region)
-        needed = [*zip(node.inputs, local.reads, strict=True), *((name, self._whole(name)) for name in node.captured)]
+        needed = [*zip(node.inputs, local.reads, strict=True), *((name, self.whole(name)) for name in node.captured)]
         reads = tuple(self._crop(builder, name, region) for name, region in needed)
         outputs = [name for name in node.outputs if name]
         regions = output_regions(description, tile.region, [self.graph.types[name].shape for name in outputs])
@@ -183,15 +169,15 @@ class _Builder:
             return
         assert kind is not None, "partial tiles belong to a reduction"
         whole = [self._concatenate(value, [h for h in holders if h.part == part], here, part) for part in parts]
-        here.full[value] = here.buffer(value, self._whole(value))
+        here.full[value] = here.buffer(value, self.whole(value))
         here.steps.append(Compute((Combine(here.full[value], kind, tuple(whole)),)))
 
     def _concatenate(self, value: str, holders: list[_Held], here: _DeviceBuilder, part: int | None) -> BufferId:
         """Return the buffer of a whole value, its own piece first where tiles overlap; an empty value has no pieces."""
-        whole = self._whole(value)
+        whole = self.whole(value)
         pieces = sorted(holders, key=lambda held: (held.device != here.device, held.device))
         local = [
-            held.piece if held.device == here.device else Piece(self._send(held.device, held.piece, here.device), held.piece.region)
+            held.piece if held.device == here.device else Piece(self.send(held.device, held.piece, here.device), held.piece.region)
             for held in ([] if whole.is_empty else pieces)
         ]
         if len(local) == 1:

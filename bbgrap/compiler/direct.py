@@ -11,7 +11,7 @@ from bbgrap.compiler.host_concat import joined_by_host
 from bbgrap.compiler.passes.dead import DropUnused
 from bbgrap.compiler.passes.fuse import FuseSegments
 from bbgrap.compiler.passes.transfers import DropEmptyMessages
-from bbgrap.compiler.program_writer import DeviceWriter, MessageWriter
+from bbgrap.compiler.program_writer import DeviceWriter, ProgramWriter
 from bbgrap.graph import Node
 from bbgrap.graph.state import kept_region, uncut
 from bbgrap.planners.pieces import Pieces
@@ -42,8 +42,8 @@ def _has_unused(device: DeviceProgram) -> bool:
 class _Device(DeviceWriter):
     """A device, and what it holds of every value, by part."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, device: int) -> None:
+        super().__init__(device)
         self.held: dict[tuple[str, PartNumber], list[tuple[BufferId, ShapeMap]]] = {}
         self.summed: dict[str, list[tuple[BufferId, ShapeMap]]] = {}
         """What partial results were added up to, by value."""
@@ -51,16 +51,12 @@ class _Device(DeviceWriter):
         """What it holds of state before a request."""
 
 
-class _Builder:
+class _Builder(ProgramWriter[_Device]):
     def __init__(self, plan: Plan, pieces: Pieces) -> None:
-        self.plan = plan
+        super().__init__(plan, _Device)
         self.pieces = pieces
-        self.graph = pieces.graph
-        self.host = plan.cluster.host
-        self.devices = [_Device() for _ in range(self.host + 1)]
         self.holders: dict[tuple[str, PartNumber], list[tuple[int, BufferId, ShapeMap]]] = {}
         self.parts: dict[str, int] = {}
-        self.messages = MessageWriter()
 
     def run(self) -> Program:
         feeds = tuple(self._feed(name) for name in self.graph.given)
@@ -74,9 +70,10 @@ class _Builder:
             for tile in self.plan.tiles[node.name]:
                 self._compute(node, tile)
         results = tuple(self._result(name) for name in self.graph.answered)
-        ends = [*((tuple(device.feeds), self._keep(n)) for n, device in enumerate(self.devices[: self.host])), (feeds, results)]
-        devices = (DeviceProgram(n, d.buffers, tuple(d.steps), *ends[n]) for n, d in enumerate(self.devices))
-        return Program(self.graph, tuple(devices))
+        *agents, host = self.devices
+        ends = [self._keep(agent) for agent in agents]
+        programs = (agent.finish(tuple(agent.feeds), kept) for agent, kept in zip(agents, ends, strict=True))
+        return Program(self.graph, (*programs, host.finish(feeds, results)))
 
     def _recall(self, device: int, value: str, region: ShapeMap) -> None:
         """Let a device hold a region of state before the request."""
@@ -87,19 +84,15 @@ class _Builder:
             here.feeds.append(buffer)
             held.append((buffer, rest))
 
-    def _keep(self, device: int) -> tuple[BufferId, ...]:
+    def _keep(self, here: _Device) -> tuple[BufferId, ...]:
         """Let a device end with what it holds of state in the next request."""
-        here = self.devices[device]
         states = [here.buffers[feed] for feed in here.feeds]
-        kept = [self._fetch(device, self.graph.state[s.value], kept_region(self.graph, s.value, s.region)) for s in states]
+        kept = [self._fetch(here.device, self.graph.state[s.value], kept_region(self.graph, s.value, s.region)) for s in states]
         return tuple(buffer for buffer in kept if buffer is not None)
 
-    def _whole(self, value: str) -> ShapeMap:
-        return ShapeMap.full(self.graph.types[value].shape or ())
-
     def _feed(self, value: str) -> BufferId:
-        buffer = self.devices[self.host].buffer(value, self._whole(value))
-        self._hold(self.host, value, None, buffer, self._whole(value))
+        buffer = self.devices[self.host].buffer(value, self.whole(value))
+        self._hold(self.host, value, None, buffer, self.whole(value))
         return buffer
 
     def _hold(self, device: int, value: str, part: PartNumber, buffer: BufferId, region: ShapeMap) -> None:
@@ -108,7 +101,7 @@ class _Builder:
 
     def _compute(self, node: Node, tile: Tile) -> None:
         found, regions = self.pieces.piece(node, tile)
-        needed = [*zip(node.inputs, found, strict=True), *((name, self._whole(name)) for name in node.captured)]
+        needed = [*zip(node.inputs, found, strict=True), *((name, self.whole(name)) for name in node.captured)]
         device = self.devices[tile.device]
         reads = tuple(self._fetch(tile.device, name, region) for name, region in needed)
         part = self._part_number(node, tile)
@@ -166,7 +159,7 @@ class _Builder:
             if source == device or all(held.is_apart_from(rest) for rest in missing):
                 continue
             wanted = [common for rest in missing if not (common := rest.intersect(held)).is_empty]
-            here += [(self._send(source, Piece(buffer, common), device), common) for common in wanted]
+            here += [(self.send(source, Piece(buffer, common), device), common) for common in wanted]
             if wanted:
                 missing = tuple(left for rest in missing for left in rest.subtract(held))
         return self._joined(device, value, part, region, here)
@@ -190,11 +183,8 @@ class _Builder:
         here.held.setdefault((value, part), []).append((made, region))
         return made
 
-    def _send(self, source: int, piece: Piece, destination: int) -> BufferId:
-        return self.messages.send(self.devices[source], source, piece, self.devices[destination], destination)
-
     def _result(self, value: str) -> BufferId:
-        whole = self._whole(value)
+        whole = self.whole(value)
         if value not in self.parts:
             return self._gather(self.host, value, None, whole) if not whole.is_empty else self._empty(value)
         adder = self.holders[value, 0][0][0]
@@ -203,9 +193,9 @@ class _Builder:
             return known[0][0]
         summed = self._fetch(adder, value, whole)
         assert summed is not None, "a value with partial results is not empty"
-        received = self._send(adder, Piece(summed, whole), self.host)
+        received = self.send(adder, Piece(summed, whole), self.host)
         self.devices[self.host].summed[value] = [(received, whole)]
         return received
 
     def _empty(self, value: str) -> BufferId:
-        return self._assemble(self.host, value, None, self._whole(value), [])
+        return self._assemble(self.host, value, None, self.whole(value), [])

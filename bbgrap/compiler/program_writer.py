@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import count
+from typing import Generic, TypeVar
 
-from bbgrap.program.steps import Buffer, BufferId, Piece, Receive, Send, Step
+from bbgrap.planners.plan import Plan
+from bbgrap.program.steps import Buffer, BufferId, DeviceProgram, Piece, Receive, Send, Step
 from bbgrap.shapemap import ShapeMap
 
 
 class DeviceWriter:
     """The growing program of one device."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: int) -> None:
         """Start empty."""
+        self.device = device
         self.buffers: dict[BufferId, Buffer] = {}
         self.steps: list[Step] = []
 
@@ -22,19 +26,32 @@ class DeviceWriter:
         self.buffers[number] = Buffer(value, region, part)
         return number
 
+    def finish(self, feeds: tuple[BufferId, ...] = (), results: tuple[BufferId, ...] = ()) -> DeviceProgram:
+        """Return the program."""
+        return DeviceProgram(self.device, self.buffers, tuple(self.steps), feeds, results)
 
-class MessageWriter:
-    """Numbers messages, and writes both of their ends."""
 
-    def __init__(self) -> None:
-        """Start with number 0."""
-        self._numbers = count()
+Device = TypeVar("Device", bound=DeviceWriter)
 
-    def send(self, source: DeviceWriter, at: int, piece: Piece, destination: DeviceWriter, to: int) -> BufferId:
-        """Send a piece from device `at` to device `to`; returns the buffer that receives it."""
-        message = next(self._numbers)
-        source.steps.append(Send(message, to, (piece,)))
-        held = source.buffers[piece.buffer]
-        received = destination.buffer(held.value, piece.region, held.part)
-        destination.steps.append(Receive(message, at, (received,)))
+
+class ProgramWriter(Generic[Device]):
+    """The growing programs of all devices of a plan, the host's last."""
+
+    def __init__(self, plan: Plan, new: Callable[[int], Device]) -> None:
+        """Start with devices without steps."""
+        self.plan, self.graph, self.host = plan, plan.graph, plan.cluster.host
+        self.devices = [new(device) for device in range(self.host + 1)]
+        self._messages = count()
+
+    def whole(self, value: str) -> ShapeMap:
+        """Return the region that is all of a value."""
+        return ShapeMap.full(self.graph.types[value].shape or ())
+
+    def send(self, source: int, piece: Piece, destination: int) -> BufferId:
+        """Send a piece from one device to another; returns the buffer that receives it."""
+        message, here, there = next(self._messages), self.devices[source], self.devices[destination]
+        here.steps.append(Send(message, destination, (piece,)))
+        held = here.buffers[piece.buffer]
+        received = there.buffer(held.value, piece.region, held.part)
+        there.steps.append(Receive(message, source, (received,)))
         return received
