@@ -132,8 +132,8 @@ def localize_attention(site: Site, region: ShapeMap, reads: Reads) -> tuple[Loca
     changed: dict[str, Attribute] = {
         name: names[name] * (last - first) if name in names else value for name, value in site.node.attributes.items()
     }
-    start = own.start - first * form.unit
-    return cropped(replace(node, attributes=changed), start, start + len(own), (last - first) * form.unit, form.axis)
+    place = own.start - first * form.unit, (last - first) * form.unit
+    return cropped((replace(node, attributes=changed),), region, {form.axis: place})
 
 
 def describe_multi_head_attention(site: Site) -> Description | None:
@@ -234,8 +234,8 @@ def localize_rotary(site: Site, region: ShapeMap, reads: Reads) -> tuple[LocalNo
     own = spatial_interval(site, region, 2)
     first, last = own.start // size, -(-own.stop // size)
     told = {"num_heads": last - first} if site.integer("num_heads", 0) else {}
-    start = own.start - first * size
-    return cropped(replace(node, attributes={**node.attributes, **told}), start, start + len(own), (last - first) * size, 2)
+    place = own.start - first * size, (last - first) * size
+    return cropped((replace(node, attributes={**node.attributes, **told}),), region, {2: place})
 
 
 register(OperatorRule(describe_attention, localize_attention), "Attention")

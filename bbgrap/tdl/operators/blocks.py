@@ -13,6 +13,8 @@ from bbgrap.tdl.operators.common import (
     Reads,
     broadcast,
     but,
+    cropped,
+    first_read,
     integers,
     output_indices,
     spatial_interval,
@@ -33,14 +35,10 @@ def describe_depth_to_space(site: Site) -> Description | None:
 
 def localize_depth_to_space(site: Site, region: ShapeMap, reads: Reads) -> tuple[LocalNode, ...]:
     """The blocks that the tile touches, then the tile."""
-    read, size = reads[0], site.integer("blocksize", 1)
-    assert read is not None, "DepthToSpace reads its input"
+    read, size = first_read(reads), site.integer("blocksize", 1)
     node = LocalNode("DepthToSpace", (Input(0),), site.node.attributes)
-    starts = [spatial_interval(site, region, axis).start - size * read.axes[axis].hull.start for axis in (2, 3)]
-    if all(region.shape[axis] == size * read.shape[axis] for axis in (2, 3)):
-        return (node,)
-    stops = [start + region.shape[axis] for start, axis in zip(starts, (2, 3), strict=True)]
-    return node, LocalNode("Slice", (Result(0), integers(*starts), integers(*stops), integers(2, 3)))
+    starts = [(axis, spatial_interval(site, region, axis).start - size * read.axes[axis].hull.start) for axis in (2, 3)]
+    return cropped((node,), region, {axis: (start, size * read.shape[axis]) for axis, start in starts})
 
 
 def describe_space_to_depth(site: Site) -> Description | None:
@@ -64,20 +62,16 @@ def describe_tile(site: Site) -> Description | None:
 
 def localize_tile(site: Site, region: ShapeMap, reads: Reads) -> tuple[LocalNode, ...]:
     """Repeat what was read until it covers the tile, from the first repetition that the tile meets on, then take the tile."""
-    read = reads[0]
-    assert read is not None, "Tile reads its input"
+    read = first_read(reads)
     counts, starts = [], []
     for axis, (extent, period) in enumerate(zip(region.shape, read.shape, strict=True)):
         repeats = site.output_shape[axis] != site.shape(0)[axis]
         start = spatial_interval(site, region, axis).start % period if repeats else 0
         counts.append(-(-(start + extent) // period))
         starts.append(start)
-    node = LocalNode("Tile", (Input(0), integers(*counts)))
-    cut = [axis for axis in range(region.rank) if counts[axis] * read.shape[axis] != region.shape[axis]]
-    if not cut:
-        return (node,)
-    bounds = (integers(*(starts[a] for a in cut)), integers(*(starts[a] + region.shape[a] for a in cut)), integers(*cut))
-    return node, LocalNode("Slice", (Result(0), *bounds))
+    made = [count * period for count, period in zip(counts, read.shape, strict=True)]
+    places = {axis: (starts[axis], extent) for axis, extent in enumerate(made) if extent != region.shape[axis]}
+    return cropped((LocalNode("Tile", (Input(0), integers(*counts))),), region, places)
 
 
 def _diagonal(site: Site, region: ShapeMap, k: int) -> int:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from itertools import accumulate
 
 import numpy as np
 
@@ -71,9 +72,31 @@ def sliced(source: LocalOperand, start: int, stop: int, axis: int) -> LocalNode:
     return LocalNode("Slice", (source, integers(start), integers(stop), integers(axis)))
 
 
-def cropped(node: LocalNode, start: int, stop: int, extent: int, axis: int) -> tuple[LocalNode, ...]:
-    """Return a node followed by a Slice of its output, which has `extent` elements along the axis; no Slice where it keeps all."""
-    return (node,) if stop - start == extent else (node, sliced(Result(0), start, stop, axis))
+def cropped(nodes: tuple[LocalNode, ...], region: ShapeMap, places: Mapping[int, tuple[int, int]]) -> tuple[LocalNode, ...]:
+    """Return nodes followed by a Slice that keeps a tile of what the last one makes; no Slice where it keeps all.
+
+    `places` are, by axis, where the tile begins in that, and how many elements that has.
+    """
+    if all(extent == region.shape[axis] for axis, (_, extent) in places.items()):
+        return nodes
+    starts = {axis: start for axis, (start, _) in places.items()}
+    bounds = (integers(*starts.values()), integers(*(start + region.shape[axis] for axis, start in starts.items())), integers(*starts))
+    return *nodes, LocalNode("Slice", (Result(len(nodes) - 1), *bounds))
+
+
+def first_read(reads: Reads) -> ShapeMap:
+    """Return what is read of the first operand, of an operator that always reads it."""
+    assert reads[0] is not None, "described, so its first operand is read"
+    return reads[0]
+
+
+def described_concat(site: Site, numbers: Sequence[int]) -> tuple[tuple[Index, ...], list[Access]]:
+    """Return the output of a concatenation of some operands, and what it reads: operand k at a - offset k, where that lies inside."""
+    out = output_indices(site)
+    axis = site.integer("axis", 0) % len(out)
+    offsets = accumulate((site.shape(number)[axis] for number in numbers), initial=0)
+    places = ((*out[:axis], out[axis] - offset, *out[axis + 1 :]) for offset in offsets)
+    return out, [operand(number)[place] for number, place in zip(numbers, places, strict=False)]
 
 
 def spatial_interval(site: Site, region: ShapeMap, axis: int) -> Interval:

@@ -15,7 +15,7 @@ import numpy as np
 from bbgrap.graph.types import Attribute
 from bbgrap.shapemap import Interval, ShapeMap
 from bbgrap.tdl.language import ALL, Access, Description, Expression, Index, Opaque, Quotient, ScalarCall, Sum, operand
-from bbgrap.tdl.operators.common import Reads, is_scalar, sliced, spatial_interval, whole, wholes
+from bbgrap.tdl.operators.common import Reads, cropped, first_read, is_scalar, sliced, spatial_interval, whole, wholes
 from bbgrap.tdl.operators.windows import Window, is_odd, local_attributes, map_axes, output_axes, spatial, windows_of
 from bbgrap.tdl.rule import ConstantOperand, Input, LocalNode, LocalOperand, OperatorRule, Result, Site, operands_of, register
 
@@ -106,8 +106,7 @@ def _groups_in(run: Interval, per_group: int) -> int:
 def _conv_by_runs(
     site: Site, region: ShapeMap, reads: Reads, attributes: dict[str, Attribute], runs: list[Interval], form: ConvOperands
 ) -> tuple[LocalNode, ...]:
-    read = reads[0]
-    assert read is not None, "a Conv reads its input"
+    read = first_read(reads)
     channel = map_axes(site).channel
     per_out, per_in = site.output_shape[channel] // site.integer("group", 1), site.shape(form.weights)[1]
     nodes: list[LocalNode] = []
@@ -185,17 +184,13 @@ def localize_conv_transpose(site: Site, region: ShapeMap, reads: Reads) -> tuple
     own = spatial_interval(site, region, 1)
     first, last = own.start // per_out, -(-own.stop // per_out)
     nodes = _transposed(site, region, reads, windows, (last - first) * per_out, last - first)
-    start = own.start - first * per_out
-    if len(own) == (last - first) * per_out:
-        return nodes
-    return (*nodes, sliced(Result(len(nodes) - 1), start, start + len(own), 1))
+    return cropped(nodes, region, {1: (own.start - first * per_out, (last - first) * per_out)})
 
 
 def _transposed(
     site: Site, region: ShapeMap, reads: Reads, windows: tuple[Window, ...], channels: int, groups: int
 ) -> tuple[LocalNode, ...]:
-    read = reads[0]
-    assert read is not None, "a ConvTranspose reads its input"
+    read = first_read(reads)
     if read.is_empty:
         return _only_bias(site, (region.shape[0], channels, *region.shape[2:]))
     begins, ends, extra = [], [], []

@@ -6,21 +6,14 @@ import numpy as np
 
 from bbgrap.graph.types import Attribute
 from bbgrap.shapemap import ShapeMap
-from bbgrap.tdl.language import ALL, Access, Constant, Description, Index, Opaque, ScalarCall, Subscript, Sum, operand
-from bbgrap.tdl.operators.common import Reads, integers, output_indices, spatial_interval
-from bbgrap.tdl.rule import ConstantOperand, Input, LocalNode, OperatorRule, Result, Site, register, same_node
+from bbgrap.tdl.language import ALL, Constant, Description, Index, Opaque, ScalarCall, Subscript, Sum, operand
+from bbgrap.tdl.operators.common import Reads, cropped, described_concat, first_read, integers, output_indices, spatial_interval
+from bbgrap.tdl.rule import ConstantOperand, Input, LocalNode, OperatorRule, Site, register, same_node
 
 
 def describe_concat(site: Site) -> Description | None:
     """out[..., a, ...] = operand k at a - offset k, for the one k where that lies inside."""
-    out = output_indices(site)
-    axis = site.integer("axis", 0) % len(out)
-    reads: list[Access] = []
-    offset = 0
-    for number in range(len(site.inputs)):
-        subscripts: list[Subscript] = [*out[:axis], out[axis] - offset, *out[axis + 1 :]]
-        reads.append(operand(number)[tuple(subscripts)])
-        offset += site.shape(number)[axis]
+    out, reads = described_concat(site, range(len(site.inputs)))
     return Description(out, ScalarCall("select", tuple(reads)))
 
 
@@ -73,9 +66,8 @@ def _sliced(site: Site) -> frozenset[int]:
 
 def localize_slice(site: Site, region: ShapeMap, reads: Reads) -> tuple[LocalNode, ...]:
     """Where every step is 1 the piece read is the piece wanted; else slice the hull that was read, with local bounds."""
-    found, read = slice_bounds(site), reads[0]
+    found, read = slice_bounds(site), first_read(reads)
     assert found is not None, "described, so its parameters are constant"
-    assert read is not None, "a Slice reads its input"
     if _sliced(site) & site.moving[0]:
         return same_node(site, region, reads)  # its bounds may count from an end that moves
     stepped = [axis for axis, (_, step) in enumerate(found) if step != 1]
@@ -120,10 +112,9 @@ def describe_pad(site: Site) -> Description | None:
 
 def localize_pad(site: Site, region: ShapeMap, reads: Reads) -> tuple[LocalNode, ...]:
     """Pad by what of the tile lies outside the input; a tile wholly in the padding is a constant."""
-    widths, read = pad_widths(site), reads[0]
+    widths, read = pad_widths(site), first_read(reads)
     kind = site.inputs[0]
     assert widths is not None, "described, so its widths are constant"
-    assert read is not None, "a Pad reads its input"
     assert kind is not None, "a Pad has an input"
     given = site.constant(2)
     value = np.zeros((), kind.dtype.numpy) if given is None else given.reshape(())
@@ -217,8 +208,7 @@ def _scales_by_blocks(site: Site) -> bool:
 
 def localize_resize(site: Site, region: ShapeMap, reads: Reads) -> tuple[LocalNode, ...]:
     """Resize the piece that was read by the same scales, then keep the tile's own part."""
-    read, scales = reads[0], resize_scales(site)
-    assert read is not None, "a Resize reads its input"
+    read, scales = first_read(reads), resize_scales(site)
     assert scales is not None, "described, so its scales are known"
     attributes: dict[str, Attribute] = {k: v for k, v in site.node.attributes.items() if k not in ("axes", "keep_aspect_ratio_policy")}
     split = [axis for axis, scale in enumerate(scales) if scale != 1 and region.shape[axis] != site.output_shape[axis]]
@@ -230,10 +220,7 @@ def localize_resize(site: Site, region: ShapeMap, reads: Reads) -> tuple[LocalNo
     else:
         resized = LocalNode("Resize", (Input(0), None, None, integers(*extents)), attributes)
     starts = [spatial_interval(site, region, axis).start - int(scales[axis]) * read.axes[axis].hull.start for axis in split]
-    if all(extents[axis] == region.shape[axis] for axis in split):
-        return (resized,)
-    stops = [start + region.shape[axis] for start, axis in zip(starts, split, strict=True)]
-    return resized, LocalNode("Slice", (Result(0), integers(*starts), integers(*stops), integers(*split)))
+    return cropped((resized,), region, {axis: (start, extents[axis]) for axis, start in zip(split, starts, strict=True)})
 
 
 register(OperatorRule(describe_concat, localize_concat), "Concat")

@@ -9,11 +9,13 @@ from math import prod
 
 from bbgrap.graph.types import Attribute
 from bbgrap.shapemap import ShapeMap
-from bbgrap.tdl.language import ALL, Access, Description, Expression, Index, IndexExpression, Opaque, ScalarCall, Subscript, Sum, operand
+from bbgrap.tdl.language import ALL, Access, Description, Index, IndexExpression, Opaque, ScalarCall, Sum, operand
 from bbgrap.tdl.operators.common import (
     Reads,
     broadcast,
     but,
+    described_concat,
+    first_read,
     is_scalar,
     output_indices,
     whole,
@@ -156,15 +158,8 @@ def describe_qlinear_elementwise(site: Site) -> Description | None:
 
 def describe_qlinear_concat(site: Site) -> Description | None:
     """out[..., a, ...] = operand k at a - offset k, requantized; after two scalars come triples of data, scale and zero point."""
-    out = output_indices(site)
-    axis = site.integer("axis", 0) % len(out)
     data = range(2, len(site.inputs), 3)
-    reads: list[Expression] = []
-    offset = 0
-    for k in data:
-        subscripts: list[Subscript] = [*out[:axis], out[axis] - offset, *out[axis + 1 :]]
-        reads.append(operand(k)[tuple(subscripts)])
-        offset += site.shape(k)[axis]
+    out, reads = described_concat(site, data)
     return Description(out, ScalarCall("select", (*reads, *wholes(site, [k for k in range(len(site.inputs)) if k not in data]))))
 
 
@@ -188,8 +183,7 @@ def localize_qlinear_pool(site: Site, region: ShapeMap, reads: Reads) -> tuple[L
     is kept from that by padding that the stride keeps out of the window.
     """
     (node,) = localize_pool(site, region, reads)
-    kernel, read = site.integers("kernel_shape", ()), reads[0]
-    assert read is not None, "a pool reads its input"
+    kernel, read = site.integers("kernel_shape", ()), first_read(reads)
     rank = len(kernel)
     itself_global = all((w.extent, w.pad_begin, w.pad_end) == (w.kernel, 0, 0) for w in pool_windows(site))
     layout = map_axes(site)

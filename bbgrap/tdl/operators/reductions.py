@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from bbgrap.tdl.language import ALL, Description, Expression, Index, Opaque, Reduce, ReducerKind, ScalarCall, operand
+from bbgrap.tdl.language import Description, Expression, Index, Opaque, Reduce, ReducerKind, ScalarCall, operand
+from bbgrap.tdl.operators.common import but, output_indices
 from bbgrap.tdl.rule import OperatorRule, Site, register
 
 KINDS: dict[str, ReducerKind] = {
@@ -57,13 +58,11 @@ def describe_reduction(site: Site) -> Description | None:
 
 def describe_along_axis(site: Site) -> Description | None:
     """out[..., j, ...] = f(x[..., :, ...])[j]: the axis cannot be split, all others can."""
-    rank = len(site.output_shape)
-    if not rank:
+    out = output_indices(site)
+    if not out:
         return None
-    axis = site.integer("axis", -1) % rank
-    out = tuple(Index(f"i{a}", extent) for a, extent in enumerate(site.output_shape))
-    whole = operand(0)[tuple(ALL if a == axis else index for a, index in enumerate(out))]
-    return Description(out, Opaque(site.node.op, (whole,), (out[axis],)))
+    axis = site.integer("axis", -1) % len(out)
+    return Description(out, Opaque(site.node.op, (operand(0)[but(out, {axis})],), (out[axis],)))
 
 
 register(OperatorRule(describe_reduction), *KINDS)

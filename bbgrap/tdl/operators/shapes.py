@@ -16,7 +16,7 @@ import numpy as np
 
 from bbgrap.shapemap import ShapeMap
 from bbgrap.tdl.language import ALL, Constant, Description, Expression, Index, Opaque, ScalarCall, Subscript, operand
-from bbgrap.tdl.operators.common import Reads, broadcast, integers, output_indices, whole, wholes
+from bbgrap.tdl.operators.common import Reads, broadcast, first_read, integers, output_indices, whole, wholes
 from bbgrap.tdl.rule import ConstantOperand, Input, LocalNode, OperatorRule, Result, Site, register, same_node
 
 RENAME_AXES = ("Reshape", "Flatten", "Squeeze", "Unsqueeze")
@@ -44,7 +44,7 @@ def describe_reshape(site: Site) -> Description | None:
     before, after = site.shape(0), site.output_shape
     if not 0 < prod(before) == prod(after):
         return None  # contradictory sizes are for onnxruntime to refuse
-    out = tuple(Index(f"i{axis}", extent) for axis, extent in enumerate(after))
+    out = output_indices(site)
     subscripts: list[Subscript] = [Constant(0)] * len(before)
     fixed: list[Index] = []
     for ins, outs in groups_of(before, after):
@@ -66,8 +66,7 @@ def describe_reshape(site: Site) -> Description | None:
 
 def localize_reshape(site: Site, region: ShapeMap, reads: Reads) -> tuple[LocalNode, ...]:
     """Reshape what was read; where the tile begins or ends inside a unit, pick its elements."""
-    read = reads[0]
-    assert read is not None, "a Reshape reads its input"
+    read = first_read(reads)
     if read.size != region.size:
         return _reshape_by_elements(site, region, read)
     if site.moving_made and site.node.op != "Reshape":

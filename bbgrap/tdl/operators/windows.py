@@ -15,8 +15,8 @@ from bbgrap.graph.types import Attribute
 from bbgrap.shapemap import Interval, ShapeMap
 from bbgrap.tdl.analysis import Shape
 from bbgrap.tdl.language import Access, Description, Expression, Index, IndexExpression, Max, ScalarCall, Sum, operand
-from bbgrap.tdl.operators.common import Reads, sliced, spatial_interval, yields_only
-from bbgrap.tdl.rule import Input, LocalNode, OperatorRule, Result, Site, operands_of, register
+from bbgrap.tdl.operators.common import Reads, cropped, first_read, output_indices, spatial_interval, yields_only
+from bbgrap.tdl.rule import Input, LocalNode, OperatorRule, Site, operands_of, register
 
 T = TypeVar("T")
 
@@ -174,7 +174,7 @@ def describe_global_pool(site: Site) -> Description | None:
 def describe_lrn(site: Site) -> Description | None:
     """out[n, c, ...] = x[n, c, ...] / (bias + Sum over a window of channels of x squared) ** beta."""
     size = site.integer("size", 1)
-    out = tuple(Index(f"i{axis}", extent) for axis, extent in enumerate(site.output_shape))
+    out = output_indices(site)
     near = Index("near", size)
     window = operand(0)[out[0], out[1] + near - (size - 1) // 2, *out[2:]]
     return Description(out, ScalarCall("div", (operand(0)[out], Sum((near,), window * window))))
@@ -182,14 +182,9 @@ def describe_lrn(site: Site) -> Description | None:
 
 def localize_lrn(site: Site, region: ShapeMap, reads: Reads) -> tuple[LocalNode, ...]:
     """Normalise with the neighbouring channels at hand, then keep the tile's own."""
-    read = reads[0]
-    assert read is not None, "LRN reads its input"
+    near = first_read(reads).axes[1]
     node = LocalNode("LRN", (Input(0),), site.node.attributes)
-    own = spatial_interval(site, region, 1)
-    start = own.start - read.axes[1].hull.start
-    if len(own) == read.shape[1]:
-        return (node,)
-    return node, sliced(Result(0), start, start + len(own), 1)
+    return cropped((node,), region, {1: (spatial_interval(site, region, 1).start - near.hull.start, len(near))})
 
 
 register(OperatorRule(describe_pool, localize_pool), "MaxPool", "AveragePool", "LpPool")
