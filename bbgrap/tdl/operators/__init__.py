@@ -1,6 +1,6 @@
 """Descriptions of the operators, one family a file; importing this package registers them all."""
 
-from bbgrap.tdl.operators import (
+from bbgrap.tdl.operators import (  # noqa: F401 - that they are imported is all that is wanted
     attention,
     blocks,
     convolutions,
@@ -18,22 +18,3 @@ from bbgrap.tdl.operators import (
     shapes,
     windows,
 )
-
-__all__ = [
-    "attention",
-    "blocks",
-    "convolutions",
-    "elementwise",
-    "group_query",
-    "indexing",
-    "movement",
-    "normalizations",
-    "partials",
-    "products",
-    "quantized",
-    "recurrent",
-    "reductions",
-    "sampling",
-    "shapes",
-    "windows",
-]
