@@ -45,7 +45,7 @@ class Balance:
         self._pieces = evaluator.pieces
         self._graph = evaluator.pieces.graph
         self._cluster = evaluator.cluster
-        self._predictor = evaluator.predictor
+        self._network = evaluator.predictor.network
         everyone = range(len(self._cluster.nodes))
         self.alone_s = [self._alone_s(device) for device in everyone]
         self.links_s = [self._link_s(device) for device in everyone]
@@ -88,12 +88,11 @@ class Balance:
         return sum(self._seconds(device, node) for node in self._graph.nodes)
 
     def _seconds(self, device: int, node: Node) -> float:
-        return self._predictor.seconds(device, self._pieces.work(node, Tile(0, whole_output(self._graph, node))))
+        return self._network.seconds(device, self._pieces.work(node, Tile(0, whole_output(self._graph, node))))
 
     def _link_s(self, device: int) -> float:
-        network, host = self._predictor.network, self._cluster.host
         size = sum(self._graph.types[name].nbytes for name in (*self._graph.given, *self._graph.answered))
-        return size / network.link(host, device).bandwidth_bytes_per_s
+        return size / self._network.link(self._cluster.host, device).bandwidth_bytes_per_s
 
     def _heads(self, device: int) -> frozenset[str]:
         """Return the graph nodes, after the last windows, from where outputs grow; none if they are much of the model's work."""

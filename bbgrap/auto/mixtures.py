@@ -41,7 +41,7 @@ class _TimedChoices(TileChoices):
     def __init__(self, evaluator: Evaluator, tiles: Mapping[str, Sequence[tuple[Tile, ...]]], price: float = 0.0) -> None:
         super().__init__(evaluator.pieces, len(evaluator.cluster.nodes), tiles)
         self.price = price
-        self.predictor = evaluator.predictor
+        self.network = evaluator.predictor.network
         self.node_by_name = self.graph.node_by_name
         self._node_costs: dict[str, Costs] = {}
 
@@ -60,11 +60,11 @@ class _TimedChoices(TileChoices):
         return known
 
     def _seconds(self, device: int, work: Work) -> float:
-        return self.predictor.seconds(device, work) + self.price * work.weight_bytes
+        return self.network.seconds(device, work) + self.price * work.weight_bytes
 
     def edge_cost(self, edge: Edge) -> Costs:
         """Return the seconds that fetching over an edge takes: [option of the producer, option of the consumer]."""
         missing = self.missing(edge)
-        price = self.predictor.network.dearest
+        price = self.network.dearest
         most = missing.max(2, initial=0)
         return np.asarray(np.where(most > 0, price.fixed_s + most * price.s_per_byte, 0.0))

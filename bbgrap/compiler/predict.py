@@ -14,7 +14,6 @@ from bbgrap.costmodel.messages import NetworkModel
 from bbgrap.costmodel.timeline import Timeline
 from bbgrap.program.dictionaries import DECODED_PER_S, ENCODED_PER_S
 from bbgrap.program.steps import Apply, Assemble, Combine, Compute, DeviceProgram, Op, Program, Receive, Send
-from bbgrap.tdl.work import Work
 
 REQUEST_S = 400e-6
 """What a request costs beyond its program: the way from client to coordinator and back, measured with an empty one on one machine."""
@@ -28,24 +27,12 @@ class Predictor:
         self.cluster = cluster
         self._names = [*(node.name for node in cluster.nodes), "coordinator"]
         self.network = NetworkModel(cluster)
-        self._seconds: dict[tuple[int, Work], float] = {}
-
-    def seconds(self, device: int, amount: Work) -> float:
-        """Return what a piece of work takes on a device."""
-        key = (device, amount)
-        known = self._seconds.get(key)
-        if known is None:
-            free = not (amount.flops or amount.weight_bytes or amount.map_bytes)
-            speed = self.network.speeds[device].get(amount.kind) or self.network.speeds[device]["other"]
-            known = 0.0 if free else speed.seconds(amount.flops, amount.weight_bytes, amount.map_bytes)
-            self._seconds[key] = known
-        return known
 
     def op_seconds(self, program: Program, device: DeviceProgram, op: Op) -> float:
         """Return what an operation takes on a device; a copy at a border costs its bytes."""
         match op:
             case Apply():
-                return self.seconds(device.device, op.work)
+                return self.network.seconds(device.device, op.work)
             case Assemble() | Combine():
                 copies = 1 if isinstance(op, Assemble) else len(op.inputs)
                 speed = self.network.speeds[device.device]["segment"]

@@ -21,6 +21,7 @@ from bbgrap.cluster import Cluster
 from bbgrap.cluster.speeds import DEFAULT_WORK, speeds_of, speeds_together
 from bbgrap.cluster.types import ETHERNET, Link, NodeProfile, Speed
 from bbgrap.cluster.wires import Route
+from bbgrap.tdl.work import Work
 
 COLD_MESSAGE_S = 80e-6
 """What a message costs at either end beyond one of many in a row, which profiles measure: right after a kernel nothing of the code that
@@ -60,7 +61,7 @@ class Price:
 
 
 class NetworkModel:
-    """The price of messages between the devices of a cluster, the host among them.
+    """The price of work on the devices of a cluster, the host among them, and of messages between them.
 
     `speeds` are the devices' by kind of work, the host's last.
     """
@@ -73,8 +74,17 @@ class NetworkModel:
         host = speeds_of(NodeProfile("coordinator")) if beside is None else nodes[beside]
         self.speeds: tuple[Mapping[str, Speed], ...] = (*nodes, host)
         self._machines = tuple(cluster.machine(device) for device in range(len(self.speeds)))
+        self._seconds: dict[tuple[int, Work], float] = {}
         self._links: dict[tuple[int, int], Link] = {}
         self._routes: dict[tuple[int, int], Route] = {}
+
+    def seconds(self, device: int, work: Work) -> float:
+        """Return what a piece of work takes on a device."""
+        known = self._seconds.get((device, work))
+        if known is None:
+            is_free = not (work.flops or work.weight_bytes or work.map_bytes)
+            known = self._seconds[device, work] = 0.0 if is_free else self.speeds[device][work.kind].seconds_of(work)
+        return known
 
     def machine(self, device: int) -> int:
         """Return the number of the machine that a device runs on."""

@@ -117,8 +117,7 @@ class _Phases:
 
     def seconds(self, node: Node, tile: Tile) -> float:
         """Return what a tile takes."""
-        work = self.pieces.work(node, tile)
-        return self.network.speeds[tile.device][work.kind].seconds_of(work) if work.flops or work.map_bytes or work.weight_bytes else 0.0
+        return self.network.seconds(tile.device, self.pieces.work(node, tile))
 
     def exchange_seconds(self, fetched: Sequence[int], joined: int) -> float:
         """Return what it takes until every machine has what it fetches, and has put the largest map together."""
