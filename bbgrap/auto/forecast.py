@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import TypeVar
 
 from bbgrap.auto.evaluate import quick_narrower
 from bbgrap.auto.search import SearchResult, plan_auto
 from bbgrap.cluster import Cluster
-from bbgrap.cluster.types import Link, NodeProfile
+from bbgrap.cluster.types import Link, LinkProfile
 from bbgrap.cluster.wires import Wiring
 from bbgrap.compiler.compile import Compiled
 from bbgrap.compiler.direct import build_direct
@@ -26,6 +27,8 @@ from bbgrap.planners.options import PlanOptions
 from bbgrap.planners.pieces import Pieces
 from bbgrap.planners.single import plan_whole
 from bbgrap.program.steps import Program
+
+L = TypeVar("L", Link, LinkProfile)
 
 MORE_BANDWIDTH = 10
 """What `what_if` multiplies the links' bandwidth by."""
@@ -182,14 +185,9 @@ def _faster(cluster: Cluster) -> Cluster:
     network = cluster.network
     within = tuple((name, _faster_link(link)) for name, link in network.within)
     wiring = Wiring(tuple(replace(wire, link=_faster_link(wire.link)) for wire in network.wiring.wires))
-    nodes = tuple(_faster_links(node) for node in cluster.nodes)
+    nodes = tuple(replace(node, links=tuple(map(_faster_link, node.links))) for node in cluster.nodes)
     return Cluster(nodes, replace(network, between=_faster_link(network.between), within=within, wiring=wiring))
 
 
-def _faster_link(link: Link) -> Link:
+def _faster_link(link: L) -> L:
     return replace(link, bandwidth_bytes_per_s=MORE_BANDWIDTH * link.bandwidth_bytes_per_s)
-
-
-def _faster_links(node: NodeProfile) -> NodeProfile:
-    links = tuple(replace(link, bandwidth_bytes_per_s=MORE_BANDWIDTH * link.bandwidth_bytes_per_s) for link in node.links)
-    return replace(node, links=links)
