@@ -22,7 +22,7 @@ from bbgrap.compiler.export import export
 from bbgrap.compiler.simulate import simulate
 from bbgrap.engine.kernels import local_kernels
 from bbgrap.engine.load import load_graph
-from bbgrap.engine.prepare import compile_graph
+from bbgrap.engine.prepare import plan_graph
 from bbgrap.engine.session_call import packed_feeds, unpacked_results
 from bbgrap.engine.sessions import make_session
 from bbgrap.errors import ModelError, UsageError
@@ -71,7 +71,7 @@ class BbgrapBackendRep(BackendRep):
     def _prepare(self, shapes: tuple[tuple[int, ...], ...]) -> _Runner:
         named = {item.name: shape for item, shape in zip(self._inputs, shapes, strict=True) if item.dtype is not DType.OTHER}
         graph = self._with_file(lambda path: load_graph(path, named))
-        compiled, _ = compile_graph(graph, Cluster.even(self._devices), self._options)
+        compiled = plan_graph(graph, Cluster.even(self._devices), self._options).compiled
         self.split_nodes = sum(len(tiles) > 1 for tiles in compiled.plan.tiles.values())
         self.whole = whole_nodes(compiled.plan)
         artifacts = export(compiled.optimized)

@@ -14,7 +14,7 @@ from bbgrap.compiler.compile import Compiled, compile_plan
 from bbgrap.compiler.export import export
 from bbgrap.compiler.simulate import simulate
 from bbgrap.engine.kernels import local_kernels
-from bbgrap.engine.prepare import compile_graph
+from bbgrap.engine.prepare import plan_graph
 from bbgrap.engine.sessions import make_session
 from bbgrap.graph import Array, Graph
 from bbgrap.graph.onnx_io import write_graph
@@ -91,7 +91,7 @@ def assert_partition_agrees(graph: Graph, cluster: Cluster, options: PlanOptions
     random = np.random.default_rng(1)
     feeds = [random.standard_normal(graph.types[n].known_shape).astype(graph.types[n].dtype.numpy) for n in graph.inputs]
     values = all_values(graph, feeds)
-    result, _ = compile_graph(graph, cluster, options)
+    result = plan_graph(graph, cluster, options).compiled
     outputs = run_checked(result.optimized, feeds, values, rtol)
     for name, got in zip(graph.outputs, outputs, strict=True):
         assert_close(got, values[name], f"output '{name}'", rtol)

@@ -11,7 +11,7 @@ from pathlib import Path
 from bbgrap.auto.forecast import Forecast
 from bbgrap.auto.search import plan_auto
 from bbgrap.cluster import Cluster
-from bbgrap.compiler.compile import Compiled, compile_plan
+from bbgrap.compiler.compile import compile_plan
 from bbgrap.compiler.direct import build_direct
 from bbgrap.compiler.export import export
 from bbgrap.compiler.memory import overfull, program_bytes
@@ -137,7 +137,9 @@ def fit(graph: Graph, cluster: Cluster, options: PlanOptions) -> tuple[Forecast,
     """
     refused: list[str] = []
     for words, candidate, within in _attempts(cluster, options):
-        forecast, search_s = plan_graph(graph, within, candidate)
+        start = time.perf_counter()
+        forecast = plan_graph(graph, within, candidate)
+        search_s = time.perf_counter() - start
         changed = [*refused, f"planned instead: {words}"] if refused else []
         planned = variant_of(forecast.compiled.plan.planner, forecast, search_s, changed)
         faults = lacks_of((planned,), cluster)
@@ -170,15 +172,14 @@ def _with_memory(cluster: Cluster, part: float) -> Cluster:
     return replace(cluster, nodes=tuple(replace(node, memory_bytes=round(part * node.memory_bytes)) for node in cluster.nodes))
 
 
-def plan_graph(graph: Graph, cluster: Cluster, options: PlanOptions) -> tuple[Forecast, float]:
-    """Plan a loaded model and optimise its program; also return the seconds this took.
+def plan_graph(graph: Graph, cluster: Cluster, options: PlanOptions) -> Forecast:
+    """Plan a loaded model and optimise its program.
 
     Of a model whose dynamic quantizers can be cut, both forms are planned, in half of the time each; the faster plan is returned.
 
     Raises:
         PlanError: if no plan exists.
     """
-    start = time.perf_counter()
     collecting = gc.isenabled()
     gc.disable()  # planning makes many small values and no cycles: looking for garbage among them would take half of the time
     try:
@@ -187,7 +188,7 @@ def plan_graph(graph: Graph, cluster: Cluster, options: PlanOptions) -> tuple[Fo
     finally:
         if collecting:
             gc.enable()
-    return min(planned, key=_worth), time.perf_counter() - start
+    return min(planned, key=_worth)
 
 
 def _planned(form: Graph, whole: Graph, cluster: Cluster, options: PlanOptions, search_s: float) -> Forecast:
@@ -222,13 +223,3 @@ def _where_it_fits(graph: Graph, cluster: Cluster, descriptions: Descriptions) -
 def _worth(forecast: Forecast) -> tuple[int, float]:
     """Return what is minimised among the forms of a model: what the planner says, or the predicted time."""
     return (0, forecast.timeline.total_s) if forecast.found is None else (forecast.found.score.excess, forecast.found.score.value)
-
-
-def compile_graph(graph: Graph, cluster: Cluster, options: PlanOptions) -> tuple[Compiled, float]:
-    """Plan a loaded model and optimise its program; also return the seconds this took.
-
-    Raises:
-        PlanError: if no plan exists.
-    """
-    forecast, seconds = plan_graph(graph, cluster, options)
-    return forecast.compiled, seconds

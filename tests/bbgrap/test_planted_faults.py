@@ -16,7 +16,7 @@ import pytest
 from bbgrap.cluster import Cluster
 from bbgrap.comparison import Rule
 from bbgrap.engine.load import load_graph
-from bbgrap.engine.prepare import compile_graph
+from bbgrap.engine.prepare import plan_graph
 from bbgrap.engine.spread import ReferenceAnswers
 from bbgrap.graph import Array
 from tests.judged_models import MODELS, JudgedModel
@@ -61,7 +61,7 @@ def bench_of(model: JudgedModel) -> Bench:
     model.write(path)
     inputs = [model.draw(np.random.default_rng(seed)) for seed in range(4)]
     graph = load_graph(path, {name: array.shape for name, array in inputs[0].items()})
-    programs = [compile_graph(graph, Cluster.even(count), options)[0].optimized for options, count in model.plans]
+    programs = [plan_graph(graph, Cluster.even(count), options).compiled.optimized for options, count in model.plans]
     feeds = [list(given.values()) for given in inputs]
     return Bench(
         tuple(ReferenceAnswers(path, given) for given in inputs), tuple(Victim(program, feeds[0], feeds[1]) for program in programs)

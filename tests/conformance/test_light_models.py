@@ -12,7 +12,7 @@ import pytest
 
 from bbgrap.cluster import Cluster
 from bbgrap.engine.load import load_graph
-from bbgrap.engine.prepare import compile_graph
+from bbgrap.engine.prepare import plan_graph
 from bbgrap.engine.reference import Reference
 from bbgrap.planners.options import SPLITS, PlanOptions, Split
 from tests.light_models import NAMES, light_model
@@ -38,7 +38,7 @@ def check(path: Path, batch: int, combinations: list[tuple[int, Split]]) -> None
     graph = load_graph(path, {name: images.shape})
     values = all_values(graph, [images])
     for agents, split in combinations:
-        compiled, _ = compile_graph(graph, Cluster.even(agents), PlanOptions(split=split))
+        compiled = plan_graph(graph, Cluster.even(agents), PlanOptions(split=split)).compiled
         (got,) = run_checked(compiled.optimized, [images], values)
         assert_close(got, want, f"{path.stem}, {agents} agents, {split}")
         if agents > 1:

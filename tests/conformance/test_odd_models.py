@@ -15,7 +15,7 @@ from bbgrap.compiler.export import export
 from bbgrap.compiler.simulate import simulate
 from bbgrap.engine.kernels import local_kernels
 from bbgrap.engine.load import load_graph
-from bbgrap.engine.prepare import compile_graph
+from bbgrap.engine.prepare import plan_graph
 from bbgrap.engine.reference import Reference
 from bbgrap.graph import Array
 from bbgrap.planners.options import SPLITS, PlanOptions
@@ -190,7 +190,7 @@ def test_odd_model_agrees(make: object, tmp_path: Path) -> None:
     want = reference.run(dict(zip([i.name for i in reference.inputs], feeds, strict=True)))
     graph = load_graph(path, {item.name: feed.shape for item, feed in zip(reference.inputs, feeds, strict=True)})
     for options in OPTIONS:
-        compiled, _ = compile_graph(graph, Cluster.even(3), options)
+        compiled = plan_graph(graph, Cluster.even(3), options).compiled
         artifacts = export(compiled.optimized)
         got = simulate(artifacts, feeds, local_kernels(artifacts))
         for name, g, w in zip(graph.outputs, got, want, strict=True):

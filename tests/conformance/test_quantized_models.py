@@ -13,7 +13,7 @@ from bbgrap.compiler.export import export
 from bbgrap.compiler.simulate import simulate
 from bbgrap.engine.kernels import local_kernels
 from bbgrap.engine.load import load_graph
-from bbgrap.engine.prepare import compile_graph
+from bbgrap.engine.prepare import plan_graph
 from bbgrap.engine.reference import Reference
 from bbgrap.engine.spread import ReferenceAnswers
 from bbgrap.graph import Array
@@ -34,7 +34,7 @@ CLUSTERS = [Cluster.even(2), Cluster((NodeProfile("fast", share=5), NodeProfile(
 
 def answers(path: Path, x: Array, options: PlanOptions, cluster: Cluster) -> list[Array]:
     graph = load_graph(path, {"input": x.shape})
-    compiled, _ = compile_graph(graph, cluster, options)
+    compiled = plan_graph(graph, cluster, options).compiled
     artifacts = export(compiled.optimized)
     return simulate(artifacts, [x], local_kernels(artifacts))
 

@@ -17,7 +17,7 @@ from bbgrap.compiler.export import export
 from bbgrap.compiler.simulate import simulate
 from bbgrap.engine.kernels import local_kernels
 from bbgrap.engine.load import load_graph
-from bbgrap.engine.prepare import compile_graph
+from bbgrap.engine.prepare import plan_graph
 from bbgrap.engine.reference import Reference
 from bbgrap.planners.options import PlanOptions
 from tests.exported.exporting import exported
@@ -47,7 +47,7 @@ def test_exported_model_agrees(name: str, dynamo: bool, tmp_path: Path) -> None:
     assert np.std(want[0]) > 1e-2
     graph = load_graph(path, {reference.inputs[0].name: feed.shape})
     for nodes, plan in PLANS:
-        compiled, _ = compile_graph(graph, Cluster.even(nodes), plan)
+        compiled = plan_graph(graph, Cluster.even(nodes), plan).compiled
         artifacts = export(compiled.optimized)
         for got, expected in zip(simulate(artifacts, [feed], local_kernels(artifacts)), want, strict=True):
             assert_close(got, expected, f"{name}, {nodes} nodes, {plan.planner} {plan.split}")

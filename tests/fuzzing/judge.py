@@ -15,7 +15,7 @@ from bbgrap.compiler.export import export
 from bbgrap.compiler.simulate import simulate
 from bbgrap.engine.kernels import local_kernels
 from bbgrap.engine.load import load_graph
-from bbgrap.engine.prepare import compile_graph
+from bbgrap.engine.prepare import plan_graph
 from bbgrap.engine.session_call import unpacked_results
 from bbgrap.engine.spread import ReferenceAnswers
 from bbgrap.errors import BbgrapError, InputError, ModelError
@@ -101,7 +101,7 @@ def _loaded(sample: Sample) -> Graph:
 
 def answer_of(sample: Sample, graph: Graph, configuration: Configuration, alter: Alter | None = None) -> list[Any]:
     """Plan, compile, export and run a loaded model in this process."""
-    compiled, _ = compile_graph(graph, configuration.cluster, configuration.options)
+    compiled = plan_graph(graph, configuration.cluster, configuration.options).compiled
     artifacts = export(compiled.optimized)
     if alter is not None:
         artifacts = alter(artifacts)

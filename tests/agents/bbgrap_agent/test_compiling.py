@@ -18,7 +18,7 @@ from bbgrap.compiler.export import export
 from bbgrap.compiler.simulate import simulate
 from bbgrap.engine.kernels import load_segment
 from bbgrap.engine.layout import block_size
-from bbgrap.engine.prepare import compile_graph
+from bbgrap.engine.prepare import plan_graph
 from bbgrap.planners.bbgrap import all_descriptions
 from bbgrap.planners.options import PlanOptions
 from bbgrap.runtime.blocked import BlockedSlicePlan
@@ -76,7 +76,7 @@ def deployments(draw, blocks=(BLOCK,)):
     if draw(st.booleans()):
         return graph, export(compile_plan(draw(plans(graph, 3)), all_descriptions(graph)).optimized)
     options = PlanOptions(split=draw(st.sampled_from(("rows", "rows", "grid"))))
-    return graph, export(compile_graph(graph, Cluster.even(draw(st.integers(2, 3))), options)[0].optimized)
+    return graph, export(plan_graph(graph, Cluster.even(draw(st.integers(2, 3))), options).compiled.optimized)
 
 
 @settings(max_examples=examples(30))
@@ -95,7 +95,7 @@ def test_any_plan_answers_the_same_at_length(deployment):
 @needs_blocks
 def test_rows_of_resnet50_are_blocked_throughout():
     graph = build("resnet50")
-    artifacts = export(compile_graph(graph, Cluster.even(2), PlanOptions(split="rows"))[0].optimized)
+    artifacts = export(plan_graph(graph, Cluster.even(2), PlanOptions(split="rows")).compiled.optimized)
     for loaded in assert_same_answers(graph, artifacts):
         assert isinstance(loaded.slices, BlockedSlicePlan)
         assert len(loaded.slices.blocked) > 40
@@ -109,7 +109,7 @@ def test_rows_of_resnet50_are_blocked_throughout():
 def test_transfers_in_fewer_bits(graph, transfers):
     """Rounding is the same on both sides; where a sum in another order crosses a step of it, by one step."""
     options = PlanOptions(split="rows", transfer_dtype=transfers)
-    artifacts = export(compile_graph(graph, Cluster.even(3), options)[0].optimized)
+    artifacts = export(plan_graph(graph, Cluster.even(3), options).compiled.optimized)
     feeds, loader = random_feeds(graph), loader_of(artifacts)
     portable, compiled = ([load(d.schedule, d.segments, loader) for d in artifacts.devices] for load in (load_portable, load_compiled))
     answers = zip(graph.outputs, run(artifacts, feeds, compiled), run(artifacts, feeds, portable), strict=True)
@@ -119,7 +119,7 @@ def test_transfers_in_fewer_bits(graph, transfers):
 
 def tiny():
     graph = build("tiny")
-    return graph, export(compile_graph(graph, Cluster.even(2), PlanOptions(split="rows"))[0].optimized)
+    return graph, export(plan_graph(graph, Cluster.even(2), PlanOptions(split="rows")).compiled.optimized)
 
 
 def test_without_the_layout_all_stays_as_shipped(monkeypatch):
@@ -135,7 +135,7 @@ def shipped():
     """What is shipped of ResNet50, all of it loaded as shipped, and what that answers."""
     graph = build("resnet50")
     cluster = replace(Cluster.even(2), network=Network(LOCAL))  # inputs come at once
-    artifacts = export(compile_graph(graph, cluster, PlanOptions(split="rows"))[0].optimized)
+    artifacts = export(plan_graph(graph, cluster, PlanOptions(split="rows")).compiled.optimized)
     loader, feeds = loader_of(artifacts), random_feeds(graph)
     portable = [load_portable(device.schedule, device.segments, loader) for device in artifacts.devices]
     return artifacts, portable, feeds, run(artifacts, feeds, portable)
@@ -167,7 +167,7 @@ def test_a_segment_that_compiles_badly_stays_portable(broken, caplog, shipped):
 def test_a_model_whose_channels_fill_no_block_stays_as_shipped():
     builder = Builder("small", (1, 3, 9, 8))
     graph = builder.graph(builder.conv(builder.conv("input", "first", 5, 3, pad=1), "second", 3, 3, pad=1))
-    artifacts = export(compile_graph(graph, Cluster.even(2), PlanOptions(split="rows"))[0].optimized)
+    artifacts = export(plan_graph(graph, Cluster.even(2), PlanOptions(split="rows")).compiled.optimized)
     for loaded, device in zip(assert_same_answers(graph, artifacts), artifacts.devices, strict=True):
         assert loaded.schedule == device.schedule
         assert not getattr(loaded.slices, "blocked", None)

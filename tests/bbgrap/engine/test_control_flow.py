@@ -16,7 +16,7 @@ from bbgrap.compiler.export import export
 from bbgrap.compiler.simulate import simulate
 from bbgrap.engine.kernels import local_kernels
 from bbgrap.engine.load import load_graph
-from bbgrap.engine.prepare import compile_graph
+from bbgrap.engine.prepare import plan_graph
 from bbgrap.engine.sessions import make_session
 from bbgrap.errors import ModelError
 from bbgrap.graph import Graph
@@ -138,7 +138,7 @@ def compared(path: Path, feed: dict[str, np.ndarray]) -> Graph:
     want = make_session(path, threads=1).run(None, feed)
     graph = load_graph(path, {name: array.shape for name, array in feed.items()})
     for options, devices in product(OPTIONS, (2, 3)):
-        artifacts = export(compile_graph(graph, Cluster.even(devices), options)[0].optimized)
+        artifacts = export(plan_graph(graph, Cluster.even(devices), options).compiled.optimized)
         got = simulate(artifacts, [feed[name] for name in graph.inputs], local_kernels(artifacts))
         assert all(map(same, got, want)), f"{options.planner}, {options.split}, {devices} devices"
     return graph

@@ -111,7 +111,7 @@ def test_every_form_answers_with_the_bits_of_plain_onnxruntime(tmp_path, made, s
     both = forms_of(graph)
     assert len(both) == 2
     for form in both:  # the second has no other form, so that it is planned as it is
-        forecast, _ = plan_graph(form, even(nodes, FAST), options)
+        forecast = plan_graph(form, even(nodes, FAST), options)
         got = answer(export(forecast.compiled.optimized), list(feeds.values()))
         np.testing.assert_array_equal(got, want)
 
@@ -124,7 +124,7 @@ def pieces_of_ranges(graph: Graph, tiles: Mapping[str, Sequence[object]]) -> set
 
 def test_ranges_are_looked_for_in_parts_where_rows_are_divided(tmp_path: Path) -> None:
     graph = load_graph(network(tmp_path / "m.onnx"), NET)
-    forecast, _ = plan_graph(graph, even(3, FAST), PlanOptions())
+    forecast = plan_graph(graph, even(3, FAST), PlanOptions())
     plan = forecast.compiled.plan
     assert plan.graph == forms_of(graph)[1]
     assert pieces_of_ranges(plan.graph, plan.tiles) == {3}
@@ -137,7 +137,7 @@ def test_a_machine_that_has_the_whole_model_keeps_the_quantizers_of_the_file(tmp
     """The other form reads every map once more."""
     graph = load_graph(network(tmp_path / "m.onnx"), NET)
     for cluster, options in ((even(2, SLOW), BRIEF), (even(1, FAST), BRIEF), (even(2, FAST), PlanOptions("single"))):
-        forecast, _ = plan_graph(graph, cluster, options)
+        forecast = plan_graph(graph, cluster, options)
         assert len(forecast.compiled.plan.devices_used) == 1
         assert forecast.compiled.plan.graph is graph
     (_, plan), *others = prepare_graph(graph, even(2, FAST), BRIEF)
@@ -148,8 +148,8 @@ def test_a_machine_that_has_the_whole_model_keeps_the_quantizers_of_the_file(tmp
 
 def test_a_node_alone_is_predicted_with_the_quantizers_of_the_file(tmp_path: Path) -> None:
     graph = load_graph(network(tmp_path / "m.onnx"), NET)
-    divided, _ = plan_graph(graph, even(2, FAST), PlanOptions())
-    single, _ = plan_graph(graph, even(2, FAST), PlanOptions("single"))
+    divided = plan_graph(graph, even(2, FAST), PlanOptions())
+    single = plan_graph(graph, even(2, FAST), PlanOptions("single"))
     assert divided.compiled.plan.graph is not graph
     assert divided.single_s == single.single_s
     assert min(single.single_s) < min(replace(divided, whole=None).single_s)

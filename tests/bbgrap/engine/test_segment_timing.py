@@ -15,7 +15,7 @@ def test_every_segment_has_a_time_and_the_clock_uses_it(monkeypatch) -> None:
     monkeypatch.setattr(
         segment_timing, "load_segment", lambda model, *rest, **more: loaded.append(model.digest) or load(model, *rest, **more)
     )
-    forecast, _ = plan_graph(build("tiny"), Cluster.even(3), PlanOptions())
+    forecast = plan_graph(build("tiny"), Cluster.even(3), PlanOptions())
     artifacts = export(forecast.compiled.optimized)
     times = segment_timing.measured_segments(artifacts)
     for device, known in zip(artifacts.devices, times, strict=True):

@@ -15,7 +15,7 @@ from bbgrap.compiler.export import export
 from bbgrap.compiler.simulate import simulate
 from bbgrap.engine.kernels import local_kernels
 from bbgrap.engine.load import load_graph
-from bbgrap.engine.prepare import compile_graph
+from bbgrap.engine.prepare import plan_graph
 from bbgrap.engine.session_call import run_values
 from bbgrap.engine.sessions import make_session
 from bbgrap.graph import DType, Graph
@@ -47,7 +47,7 @@ def partitions(graph: Graph) -> Iterator[tuple[str, Artifacts]]:
     for devices in (2, 3):
         yield f"scattered over {devices}", scattered(graph, devices)
         for options in OPTIONS:
-            compiled, _ = compile_graph(graph, Cluster.even(devices), options)
+            compiled = plan_graph(graph, Cluster.even(devices), options).compiled
             yield f"{options.planner}, {options.split}, {devices} devices", export(compiled.optimized)
 
 

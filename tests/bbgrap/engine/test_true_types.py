@@ -19,7 +19,7 @@ from bbgrap.compiler.export import export
 from bbgrap.compiler.simulate import simulate
 from bbgrap.engine.kernels import local_kernels
 from bbgrap.engine.load import load_graph
-from bbgrap.engine.prepare import compile_graph
+from bbgrap.engine.prepare import plan_graph
 from bbgrap.engine.sessions import make_session, open_session, session_options
 from bbgrap.graph import Graph
 from bbgrap.graph.onnx_io import write_graph
@@ -116,7 +116,7 @@ def test_an_einsum_broadcasts_as_onnxruntime_does(tmp_path_factory: pytest.TempP
     graph = load_graph(path, {})
     assert graph.types["y"].shape == want.shape
     for options in (PlanOptions(split="batch"), PlanOptions(split="inputs"), PlanOptions(planner="tofu")):
-        artifacts = export(compile_graph(graph, Cluster.even(3), options)[0].optimized)
+        artifacts = export(plan_graph(graph, Cluster.even(3), options).compiled.optimized)
         (got,) = simulate(artifacts, [x], local_kernels(artifacts))
         assert same(got, want), f"{equation}, {first}, {second}, {options.planner}, {options.split}"
 
@@ -141,7 +141,7 @@ def test_what_onnxruntime_does_otherwise_agrees_in_pieces(node: NodeProto, weigh
     (want,) = make_session(path, threads=1).run(None, {"x": x})
     graph = load_graph(path, {})
     for options, devices in product(OPTIONS, (2, 5)):
-        artifacts = export(compile_graph(graph, Cluster.even(devices), options)[0].optimized)
+        artifacts = export(plan_graph(graph, Cluster.even(devices), options).compiled.optimized)
         (got,) = simulate(artifacts, [x], local_kernels(artifacts))
         assert same(got, want), f"{options.planner}, {options.split}, {devices} devices"
 
@@ -173,7 +173,7 @@ def test_what_is_made_of_nothing_agrees_in_pieces(op: str, axes: list[int], tmp_
     (want,) = make_session(path, threads=1).run(None, {"x": x})
     graph = load_graph(path, {"x": x.shape})
     for options in OPTIONS:
-        artifacts = export(compile_graph(graph, Cluster.even(3), options)[0].optimized)
+        artifacts = export(plan_graph(graph, Cluster.even(3), options).compiled.optimized)
         (got,) = simulate(artifacts, [x], local_kernels(artifacts))
         assert same(got, want), f"{op}, {options.planner}, {options.split}"
 

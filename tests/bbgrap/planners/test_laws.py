@@ -15,7 +15,7 @@ from bbgrap.compiler.export import export
 from bbgrap.compiler.simulate import simulate
 from bbgrap.engine.kernels import local_kernels
 from bbgrap.engine.load import load_graph
-from bbgrap.engine.prepare import compile_graph
+from bbgrap.engine.prepare import plan_graph
 from bbgrap.engine.reference import Reference
 from bbgrap.graph import Array
 from bbgrap.planners.bbgrap import all_descriptions
@@ -48,7 +48,7 @@ def assert_all_agree(path: Path, shape: tuple[int, ...], devices: int) -> None:
     (want,) = Reference(path).run({"x": feed})
     graph = load_graph(path, {"x": shape})
     for options in OPTIONS:
-        artifacts = export(compile_graph(graph, Cluster.even(devices), options)[0].optimized)
+        artifacts = export(plan_graph(graph, Cluster.even(devices), options).compiled.optimized)
         (got,) = simulate(artifacts, [feed], local_kernels(artifacts))
         assert_close(got, want, f"{options.planner} {options.split}")
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from bbgrap import zoo
 from bbgrap.cluster import Cluster
 from bbgrap.engine.load import load_graph
-from bbgrap.engine.prepare import compile_graph
+from bbgrap.engine.prepare import plan_graph
 from bbgrap.errors import RemoteProtocolError
 from bbgrap.planners.options import PlanOptions
 from bbgrap.program.cases import needs_of
@@ -23,7 +23,7 @@ def graph():
 
 
 def layers(graph, devices, **options):
-    compiled, _ = compile_graph(graph, Cluster.even(devices), PlanOptions(**options))
+    compiled = plan_graph(graph, Cluster.even(devices), PlanOptions(**options)).compiled
     return layers_of(compiled.plan, needs_of(compiled.plan, compiled.initial))
 
 

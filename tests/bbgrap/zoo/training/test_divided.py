@@ -5,7 +5,7 @@ from functools import cache
 import pytest
 
 from bbgrap.cluster import Cluster
-from bbgrap.engine.prepare import compile_graph
+from bbgrap.engine.prepare import plan_graph
 from bbgrap.planners.bbgrap import all_descriptions
 from bbgrap.planners.options import PlanOptions
 from bbgrap.planners.registry import NAMES
@@ -44,7 +44,7 @@ CASES = [
 @pytest.mark.parametrize(("name", "nodes", "planner"), CASES)
 def test_a_divided_step_is_that_of_plain_onnxruntime(name, nodes, planner):
     step, feeds, values = known(name)
-    result, _ = compile_graph(step.graph, Cluster.even(nodes), PlanOptions(planner=planner))
+    result = plan_graph(step.graph, Cluster.even(nodes), PlanOptions(planner=planner)).compiled
     for output, got in zip(step.graph.outputs, run_checked(result.optimized, feeds, values, ROUNDING), strict=True):
         assert_close(got, values[output], output, ROUNDING)
     if planner not in ("single", "auto", "layerwise"):  # these may find that a step this small is not worth dividing
