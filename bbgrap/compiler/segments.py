@@ -11,7 +11,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from bbgrap.compiler.assembly import Assembly, Concatenate, Crop, assembly_of, box_within
-from bbgrap.compiler.trailing_crops import TrailingCrop, without_idle_crops
 from bbgrap.graph import Array, Graph, Node, TensorType, Weight
 from bbgrap.graph.slices import from_nearer_end
 from bbgrap.graph.weights import make_weight
@@ -106,14 +105,12 @@ def build_segment(
     outputs = tuple(b for b in dict.fromkeys(writes_of(step)) if b in kept)
     types = writer.types | {names[b]: writer.buffer_type(b) for b in (*inputs, *outputs)} | {n: w.type for n, w in writer.weights.items()}
     source = program.graph
-    nodes = without_idle_crops(writer.nodes, writer.cuts, writer.weights, {names[b] for b in outputs})
-    read = {name for node in nodes for name in node.reads} | {names[b] for b in outputs}
     graph = Graph(
         label,
-        tuple(nodes),
+        tuple(writer.nodes),
         tuple(names[b] for b in inputs),
         tuple(names[b] for b in outputs),
-        {name: weight for name, weight in writer.weights.items() if name in read},
+        writer.weights,
         types,
         source.opsets,
         source.ir_version,
@@ -132,7 +129,6 @@ class _Writer:
         self.names = names
         self.cut = cut
         self.nodes: list[Node] = []
-        self.cuts: dict[str, TrailingCrop] = {}
         self.weights: dict[str, Weight] = {}
         self.types: dict[str, TensorType] = {}
 
@@ -221,8 +217,6 @@ class _Writer:
                 parameters = ([start for start, _ in ends], [stop for _, stop in ends], cut)
                 literals = [self._literal(f"crop {name}.parameter{k}", np.array(p, np.int64)) for k, p in enumerate(parameters)]
                 self.nodes.append(Node(f"crop {name}", "Slice", (self.names[buffer], *literals), (name,)))
-                if not any(b.start for b in bounds):
-                    self.cuts[name] = TrailingCrop(self.names[buffer], shape, tuple(map(len, bounds)))
             case Concatenate(axis=axis, parts=parts):
                 operands = tuple(self._emit(part, f"{name}.part{k}") for k, part in enumerate(parts))
                 self.nodes.append(Node(f"concat {name}", "Concat", operands, (name,), {"axis": axis}))
