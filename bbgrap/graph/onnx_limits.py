@@ -310,6 +310,11 @@ def _no_text(names: Iterable[str | bytes]) -> ModelError:
 
 def _tensors_of(graph: GraphProto) -> Iterator[TensorProto]:
     yield from graph.initializer
+    yield from attribute_tensors(graph)
+
+
+def attribute_tensors(graph: GraphProto) -> Iterator[TensorProto]:
+    """Yield the tensors that are attributes of the nodes of a graph, without those of bodies."""
     for node in graph.node:
         for attribute in node.attribute:
             yield from ([attribute.t] if attribute.HasField("t") else [])

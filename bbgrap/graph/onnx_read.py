@@ -27,7 +27,7 @@ from onnx import TensorProto, numpy_helper
 from bbgrap.errors import ModelError
 from bbgrap.graph.onnx_computed import check_computed
 from bbgrap.graph.onnx_infer import infer_shapes
-from bbgrap.graph.onnx_limits import MAX_FILE_BYTES, check_limits, check_nodes, check_shared, dtype_of, sparse_tensors
+from bbgrap.graph.onnx_limits import MAX_FILE_BYTES, attribute_tensors, check_limits, check_nodes, check_shared, dtype_of, sparse_tensors
 from bbgrap.graph.onnx_tidy import (
     copy_of,
     drop_unread,
@@ -413,10 +413,7 @@ def _inner_tensors(graph: onnx.GraphProto) -> Iterator[TensorProto]:
     for body in graphs_of(graph):
         if body is not graph:
             yield from body.initializer
-        for node in body.node:
-            for attribute in node.attribute:
-                yield from ([attribute.t] if attribute.HasField("t") else [])
-                yield from attribute.tensors
+        yield from attribute_tensors(body)
 
 
 def _sparse_parts(graph: onnx.GraphProto) -> Iterator[TensorProto]:

@@ -62,7 +62,7 @@ def statistics_of(program: Program) -> ProgramStatistics:
                 case Send():
                     sizes = program.part_bytes(device.device, step)
                     if device.device == program.host or step.destination == program.host:
-                        totals["scatter" if device.device == program.host else "gather"] += sum(sizes)
+                        totals["scatter_bytes" if device.device == program.host else "gather_bytes"] += sum(sizes)
                         continue
                     totals["transfers"] += 1
                     for part, size in zip(step.parts, sizes, strict=True):
@@ -79,15 +79,5 @@ def statistics_of(program: Program) -> ProgramStatistics:
                 case _:
                     pass
             waiting = isinstance(step, Receive) and step.source != program.host
-    return ProgramStatistics(
-        transfers=totals["transfers"],
-        bytes=sum(by_operator.values()),
-        crops=totals["crops"],
-        concats=totals["concats"],
-        sums=totals["sums"],
-        syncs=totals["syncs"],
-        segments=totals["segments"],
-        scatter_bytes=totals["scatter"],
-        gather_bytes=totals["gather"],
-        bytes_by_operator=dict(sorted(by_operator.items())),
-    )
+    totals["bytes"] = sum(by_operator.values())
+    return ProgramStatistics(bytes_by_operator=dict(sorted(by_operator.items())), **{name: totals[name] for name in LABELS})

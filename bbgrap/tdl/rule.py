@@ -240,7 +240,8 @@ def localize(graph: Graph, node: Node, description: Description | None, region: 
         operands = tuple(Input(i) if name else None for i, name in enumerate(node.inputs))
         return LocalOp(reads, (LocalNode(node.op, operands, node.attributes, node.domain),))
     site = site_of(graph, node)
-    _check_whole_axes(node, description, region)
+    if cut := _cut_whole_axes(description, region):
+        raise PlanError(f"node '{node.name}' ({node.op}): axis {cut[0]} of its output cannot be split, but the tile is {region}")
     found = input_regions(description, region, site.input_shapes)
     nodes = _RULES[node.domain, node.op].localize(site, region, found)
     return LocalOp(found, tuple(with_empty_literals(site, found, n) for n in nodes))
@@ -254,7 +255,7 @@ def can_make(graph: Graph, node: Node, description: Description | None, region: 
     """
     if description is None:
         return region == ShapeMap.full(graph.types[node.first_output].shape or ())
-    if any(a not in description.splittable_axes and p != e for a, (p, e) in enumerate(zip(region.shape, description.shape, strict=True))):
+    if _cut_whole_axes(description, region):
         return False
     if all(len(axis.ranges) < 2 for axis in region.axes):
         return True
@@ -265,12 +266,10 @@ def can_make(graph: Graph, node: Node, description: Description | None, region: 
     return True
 
 
-def _check_whole_axes(node: Node, description: Description, region: ShapeMap) -> None:
-    if len(description.splittable_axes) == region.rank:
-        return
-    for axis, (piece, extent) in enumerate(zip(region.shape, description.shape, strict=True)):
-        if axis not in description.splittable_axes and piece != extent:
-            raise PlanError(f"node '{node.name}' ({node.op}): axis {axis} of its output cannot be split, but the tile is {region}")
+def _cut_whole_axes(description: Description, region: ShapeMap) -> list[int]:
+    """Return the axes that a region cuts though they do not split."""
+    pairs = enumerate(zip(region.shape, description.shape, strict=True))
+    return [axis for axis, (piece, extent) in pairs if piece != extent and axis not in description.splittable_axes]
 
 
 def with_empty_literals(site: Site, reads: tuple[ShapeMap | None, ...], node: LocalNode) -> LocalNode:
