@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from bbgrap.graph.onnx_io import ModelInput, OnnxModel
+from bbgrap.graph.state import counts_words
 from bbgrap.graph.types import Array, DType
 from bbgrap.runtime.joined_requests import JoinedInput
 
@@ -26,7 +27,7 @@ RunByName = Callable[[Sequence[str], Mapping[str, Array]], Sequence[Array]]
 def joinings_of(model: OnnxModel, dtypes: Mapping[str, DType], state: Sequence[tuple[str, str]], run: RunByName) -> dict[str, JoinedInput]:
     """Return how inputs that are no state are joined, by name; nothing if the state does not grow, or steps cannot be joined."""
     inputs, outputs = {item.name: item for item in model.inputs}, {item.name: item for item in model.outputs}
-    symbols = [(_axes(inputs[name]), _axes(outputs[output])) for name, output in state]
+    symbols = [(inputs[name].shape or (), outputs[output].shape or ()) for name, output in state]
     pairs = [pair for before, after in symbols for pair in zip(before, after, strict=False)]
     growing = {before for before, after in pairs if isinstance(before, str) and before != after}
     fixed = {before for before, after in pairs if isinstance(before, str) and before == after}
@@ -53,10 +54,6 @@ def joinings_of(model: OnnxModel, dtypes: Mapping[str, DType], state: Sequence[t
     return found if all(map(_is_close, one_by_one, at_once)) else {}
 
 
-def _axes(item: ModelInput) -> tuple[int | str | None, ...]:
-    return item.shape or ()
-
-
 def _joining(item: ModelInput, growing: set[str], fixed: set[str]) -> JoinedInput | None:
     """Return what an input is by its symbols; None if they do not say."""
     if item.shape is None or None in item.shape or item.dtype in {DType.OTHER, DType.STRING}:
@@ -67,14 +64,14 @@ def _joining(item: ModelInput, growing: set[str], fixed: set[str]) -> JoinedInpu
     if not free:
         return JoinedInput("same")
     symbol = str(item.shape[free[0]])
-    is_whole = symbol.startswith("total") or any(name in symbol for name in growing)
+    is_whole = counts_words(symbol) or any(name in symbol for name in growing)
     return JoinedInput("whole" if is_whole else "row", free[0])
 
 
 def _made(item: ModelInput, dtype: DType, joining: JoinedInput, start: int, count: int) -> Array:
     """Return an input of a step after `start` words: words are numbers from 0 on, and nothing is masked."""
     length = {"row": count, "whole": start + count, "same": 1}[joining.kind]
-    shape = tuple(size if isinstance(size, int) else 1 for size in _axes(item))
+    shape = tuple(size if isinstance(size, int) else 1 for size in item.shape or ())
     if joining.kind != "row":
         wide = tuple(length if axis == joining.axis and joining.kind == "whole" else size for axis, size in enumerate(shape))
         return np.ones(wide, dtype.numpy)
@@ -88,7 +85,7 @@ def _made(item: ModelInput, dtype: DType, joining: JoinedInput, start: int, coun
 
 
 def _nothing(item: ModelInput, dtype: DType, growing: set[str]) -> Array:
-    shape = tuple(size if isinstance(size, int) else 0 if size in growing else 1 for size in _axes(item))
+    shape = tuple(size if isinstance(size, int) else 0 if size in growing else 1 for size in item.shape or ())
     return np.zeros(shape, dtype.numpy)
 
 

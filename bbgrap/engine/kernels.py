@@ -13,10 +13,10 @@ from bbgrap.graph import Array
 from bbgrap.runtime.execution import Kernel
 
 
-def load_segment(model: SegmentModel, weights: Mapping[str, Array], *, threads: int = 1) -> ort.InferenceSession:
-    """Load one segment; `weights` are slices by digest."""
+def load_segment(model: SegmentModel, weights: Mapping[str, Array]) -> ort.InferenceSession:
+    """Load one segment for one thread; `weights` are slices by digest."""
     arrays = {name: weights[ref.digest] for name, ref in model.weights.items()}
-    return make_session(model.skeleton, weights=arrays, threads=threads, segment=not model.whole)
+    return make_session(model.skeleton, weights=arrays, threads=1, segment=not model.whole)
 
 
 def local_kernels(artifacts: Artifacts) -> list[Kernel]:

@@ -47,12 +47,8 @@ def load_graph(path: Path, shapes: Mapping[str, tuple[int, ...]]) -> Graph:
     """
     model = read_model(path)
     with as_model_error(f"model '{path}'"):
-        return _loaded(model, path, shapes)
-
-
-def _loaded(model: OnnxModel, path: Path, shapes: Mapping[str, tuple[int, ...]]) -> Graph:
-    graph = _concrete(model, path, shapes)
-    return replace(graph, moving=moving_axes(fixed_sizes(model), graph)) if has_free_inputs(model) else graph
+        graph = _concrete(model, path, shapes)
+        return replace(graph, moving=moving_axes(fixed_sizes(model), graph)) if has_free_inputs(model) else graph
 
 
 def _concrete(model: OnnxModel, path: Path, shapes: Mapping[str, tuple[int, ...]]) -> Graph:

@@ -35,8 +35,8 @@ from bbgrap.graph.onnx_read import (
 )
 from bbgrap.graph.onnx_shapes import with_input_shapes
 from bbgrap.graph.onnx_tidy import bodies_of, captured_by, copy_of, graphs_of, refill, standard_domain
-from bbgrap.graph.onnx_types import UNKNOWN, declare, type_named, type_of
-from bbgrap.graph.onnx_write import FreeAxes, Written, free_batch, save_graph, write_graph
+from bbgrap.graph.onnx_types import UNKNOWN, declare, type_of
+from bbgrap.graph.onnx_write import FreeAxes, free_batch, save_graph, write_graph
 from bbgrap.graph.types import Array, Attribute, DType, Graph, Node, Subgraph, TensorType, Weight, check_graph
 from bbgrap.graph.weights import make_weight
 
@@ -44,7 +44,6 @@ __all__ = [
     "FreeAxes",
     "ModelInput",
     "OnnxModel",
-    "Written",
     "as_model_error",
     "free_batch",
     "normalize_opset",
@@ -52,7 +51,6 @@ __all__ = [
     "read_model",
     "save_graph",
     "to_graph",
-    "type_named",
     "weights_of",
     "with_input_shapes",
     "write_graph",

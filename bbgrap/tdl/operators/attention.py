@@ -20,7 +20,7 @@ from bbgrap.tdl.operators.common import (
     spatial_interval,
     wholes,
     with_whole_axes,
-    yields_only,
+    yields_only_first,
 )
 from bbgrap.tdl.rule import LocalNode, OperatorRule, Site, operands_of, register
 
@@ -106,7 +106,7 @@ def attention_reads(site: Site, out: tuple[Index, ...], *, queries: bool, heads:
 
 def describe_attention(site: Site) -> Description | None:
     """Y[b, h, s, :] = softmax(Q[b, h, s, :] · K[b, h // R, :, :] + mask) · V[b, h // R, :, :]."""
-    if not yields_only(site):
+    if not yields_only_first(site):
         return None
     knows_place = site.integer("is_causal", 0) or any(site.integer(f"{side}_window_size", -1) != -1 for side in ("left", "right"))
     out = output_indices(site)
@@ -167,7 +167,7 @@ def describe_multi_head_attention(site: Site) -> Description | None:
 
 def describe_fused_attention(site: Site) -> Description | None:
     """The `Attention` of onnxruntime, which also computes queries, keys and values: only the batch splits."""
-    if not yields_only(site) or site.has(4) or site.has(6):
+    if not yields_only_first(site) or site.has(4) or site.has(6):
         return None
     out = output_indices(site)
     reads = [operand(0)[out[0], ALL, ALL], *wholes(site, (1, 2))]

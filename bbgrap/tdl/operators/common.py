@@ -52,9 +52,9 @@ def with_whole_axes(function: str, out: tuple[Index, ...], reads: Sequence[Acces
     return Description(out, Opaque(function, tuple(reads), fixed) if fixed else ScalarCall(function, tuple(reads)))
 
 
-def yields_only(site: Site, position: int = 0) -> bool:
-    """Tell whether the one output in use is the one at a position."""
-    return [bool(name) for name in site.node.outputs] == [False] * position + [True]
+def yields_only_first(site: Site) -> bool:
+    """Tell whether the one output in use is the first."""
+    return [bool(name) for name in site.node.outputs] == [True]
 
 
 def is_scalar(site: Site, number: int) -> bool:

@@ -11,7 +11,7 @@ import numpy as np
 
 from bbgrap.shapemap import ShapeMap
 from bbgrap.tdl.language import ALL, Description, Index, ScalarCall, Sum, operand
-from bbgrap.tdl.operators.common import Reads, but, output_indices, whole, wholes, with_whole_axes, yields_only
+from bbgrap.tdl.operators.common import Reads, but, output_indices, whole, wholes, with_whole_axes, yields_only_first
 from bbgrap.tdl.rule import ConstantOperand, Input, LocalNode, OperatorRule, Site, register, same_node
 
 
@@ -144,7 +144,7 @@ def describe_reverse_sequence(site: Site) -> Description | None:
 def describe_loss(site: Site) -> Description | None:
     """out[n, d...] = loss of scores[n, :, d...] for label[n, d...]; only without a reduction."""
     out = output_indices(site)
-    if site.text("reduction", "mean") != "none" or not yields_only(site):
+    if site.text("reduction", "mean") != "none" or not yields_only_first(site):
         return None
     scores: tuple[Index, ...] = out[1:]
     reads = [operand(0)[out[0], ALL, *scores], operand(1)[out], *wholes(site, (2,))]
