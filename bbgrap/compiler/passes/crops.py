@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from bbgrap.program.steps import Apply, Assemble, BufferId, Combine, Compute, DeviceProgram, Op, Piece, Program, Send, Step, reads_of
@@ -76,9 +76,11 @@ def instead_of(pieces: Sequence[Piece], parts: Mapping[BufferId, Sequence[Piece]
     )
 
 
-def map_ops(step: Step, change: Callable[[Op], Op]) -> Step:
-    """Return a step with every operation of a `Compute` replaced by what `change` makes of it."""
-    return Compute(tuple(change(op) for op in step.ops)) if isinstance(step, Compute) else step
+def reading_parts(step: Step, parts: Mapping[BufferId, Sequence[Piece]]) -> Step:
+    """Return a step whose assemblies read the parts of buffers instead of them."""
+    if not isinstance(step, Compute):
+        return step
+    return Compute(tuple(Assemble(op.output, instead_of(op.pieces, parts)) if isinstance(op, Assemble) else op for op in step.ops))
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from bbgrap.compiler.passes.crops import instead_of, map_ops
+from bbgrap.compiler.passes.crops import instead_of, reading_parts
 from bbgrap.compiler.passes.transfers import disjoint_union, regions_read
 from bbgrap.graph import Graph
 from bbgrap.graph.state import kept_region, uncut
@@ -58,9 +58,7 @@ def _tailored(graph: Graph, device: DeviceProgram) -> DeviceProgram:
 
 def _redirected(step: Step, split: dict[BufferId, list[Piece]]) -> Step:
     """Let a step read the parts of a state instead of all of it."""
-    if isinstance(step, Send):
-        return replace(step, parts=instead_of(step.parts, split))
-    return map_ops(step, lambda op: replace(op, pieces=instead_of(op.pieces, split)) if isinstance(op, Assemble) else op)
+    return replace(step, parts=instead_of(step.parts, split)) if isinstance(step, Send) else reading_parts(step, split)
 
 
 def layout_of(program: Program) -> tuple[tuple[tuple[str, ShapeMap], ...], ...]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from bbgrap.compiler.passes.crops import instead_of, map_ops
-from bbgrap.program.steps import Assemble, BufferId, DeviceProgram, Op, Piece, Program, Receive, Send, Step, reads_of
+from bbgrap.compiler.passes.crops import reading_parts
+from bbgrap.program.steps import Assemble, BufferId, DeviceProgram, Piece, Program, Receive, Send, Step, reads_of
 from bbgrap.shapemap import ShapeMap, subtract_all
 
 
@@ -85,10 +85,7 @@ def _tailor_receiver(device: DeviceProgram, wanted: dict[tuple[int, int], list[S
                 fresh += 1
         steps.append(Receive(step.message, step.source, tuple(kept)))
 
-    def redirected(op: Op) -> Op:
-        return Assemble(op.output, instead_of(op.pieces, split)) if isinstance(op, Assemble) else op
-
-    return replace(device, buffers=buffers, steps=tuple(map_ops(step, redirected) for step in steps))
+    return replace(device, buffers=buffers, steps=tuple(reading_parts(step, split) for step in steps))
 
 
 def _tailor_sender(device: DeviceProgram, wanted: dict[tuple[int, int], list[ShapeMap]]) -> DeviceProgram:
