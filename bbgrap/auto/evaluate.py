@@ -81,8 +81,8 @@ class Evaluator:
         return self._time_is_up()
 
     def score(self, tiles: Tiles) -> Score:
-        """Return what a plan is worth."""
-        self.pay(tiles)
+        """Return what a plan is worth, and take its price from the budget."""
+        self.budget -= len(tiles) + sum(map(len, tiles.values()))
         self.plans += 1
         program = self.program(tiles)
         timeline = self.predictor.timeline(program)
@@ -100,10 +100,6 @@ class Evaluator:
                 return self._per_request_s(program, timeline)
             case "memory":
                 return float(max(needed))
-
-    def pay(self, tiles: Tiles) -> None:
-        """Take the price of a plan from the budget."""
-        self.budget -= len(tiles) + sum(map(len, tiles.values()))
 
     def program(self, tiles: Tiles) -> Program:
         """Return the program of a plan, to be timed."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from bbgrap.compiler.artifacts import Artifacts, DeviceArtifacts, SegmentModel
+from bbgrap.compiler.artifacts import Artifacts, DeviceArtifacts
 from bbgrap.runtime.joined_requests import JoinedInput
 from bbgrap.runtime.schedule import LocalReceive, LocalRun, LocalSend, LocalStep, Schedule
 
@@ -32,15 +32,11 @@ def _joined(first: DeviceArtifacts, further: DeviceArtifacts, after: int) -> Dev
     segments = list(first.segments)
     places = []
     for segment in further.segments:
-        same = next((n for n, other in enumerate(segments) if _is_same(segment, other)), len(segments))
+        same = next((n for n, other in enumerate(segments) if replace(segment, name=other.name) == other), len(segments))
         if same == len(segments):
             segments.append(replace(segment, name=f"{segment.name} of further requests"))
         places.append(same)
     return DeviceArtifacts(first.schedule, tuple(segments), _moved(further.schedule, after, tuple(places)))
-
-
-def _is_same(one: SegmentModel, other: SegmentModel) -> bool:
-    return replace(one, name=other.name) == other
 
 
 def _moved(schedule: Schedule, after: int, places: tuple[int, ...]) -> Schedule:

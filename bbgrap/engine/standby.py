@@ -26,7 +26,7 @@ from bbgrap.engine.load import refusal
 from bbgrap.engine.session_call import caller, ending_after
 from bbgrap.engine.sessions import declared_type, open_session, session_options
 from bbgrap.errors import ModelError
-from bbgrap.graph.onnx_io import ModelInput, OnnxModel, read_model
+from bbgrap.graph.onnx_io import OnnxModel, read_model
 from bbgrap.graph.onnx_top_k import with_top_outputs
 from bbgrap.graph.onnx_whole import whole_model
 from bbgrap.graph.state import check_pairs
@@ -62,7 +62,7 @@ def standby_of(path: Path, state: Sequence[tuple[str, str]] = (), top: Sequence[
     session = _opened(path, data, arrays)
     taken, given = _carried(session.get_inputs()), _carried(session.get_outputs())
     weights = {name: make_weight(name, array) for name, array in arrays.items()}
-    inputs = tuple(_input_spec(item, taken[item.name]) for item in model.inputs)
+    inputs = tuple(BufferSpec(item.name, taken[item.name], item.concrete) for item in model.inputs)
     # An output that is listed twice is sent once. The shapes of outputs that a file declares are not believed: runtimes do without.
     names = tuple(dict.fromkeys(item.name for item in model.outputs))
     outputs = tuple(BufferSpec(name, given[name], None) for name in names)
@@ -110,10 +110,6 @@ def _carried(arguments: Sequence[ort.NodeArg]) -> dict[str, DType]:
     """Return the element types that inputs or outputs have on their way, by name: what no array holds is packed into bytes."""
     kinds = {item.name: declared_type(item).dtype for item in arguments}
     return {name: DType.UINT8 if kind is DType.OTHER else kind for name, kind in kinds.items()}
-
-
-def _input_spec(item: ModelInput, dtype: DType) -> BufferSpec:
-    return BufferSpec(item.name, dtype, item.concrete)
 
 
 def _schedules(

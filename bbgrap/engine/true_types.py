@@ -199,16 +199,13 @@ def _is_light(graph: Graph, node: Node, alone: Graph) -> bool:
 def _irrelevant_axes(graph: Graph, node: Node) -> frozenset[int]:
     """Return the axes of the first operand of which one element is enough: images and channels, or what is not resized."""
     if node.op in POOLS or node.op == "ConvTranspose":
-        return frozenset({0, len(graph.types[node.inputs[0]].known_shape) - 1 if _has_channels_last(node) else 1})
+        channels_last = node.attributes.get("channels_last", 0) or node.op.startswith("Nhwc")
+        return frozenset({0, len(graph.types[node.inputs[0]].known_shape) - 1 if channels_last else 1})
     scales = graph.constant(node.inputs[2]) if node.op == "Resize" and len(node.inputs) == 3 else None
     cropped = node.attributes.get("coordinate_transformation_mode") == "tf_crop_and_resize"
     if scales is None or cropped or "axes" in node.attributes:
         return frozenset()
     return frozenset(axis for axis, scale in enumerate(scales.tolist()) if scale == 1)
-
-
-def _has_channels_last(node: Node) -> bool:
-    return bool(node.attributes.get("channels_last", 0)) or node.op.startswith("Nhwc")
 
 
 def _alone(graph: Graph, node: Node) -> Graph | None:

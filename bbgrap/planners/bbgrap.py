@@ -102,12 +102,11 @@ class _Follower:
 
     def _row_axis(self, rank: int) -> int | None:
         """Return the axis of an input that `rows` means: [N, C, H, ...] the third, [N, C, L] too, of [batch, sequence, ...] the second."""
-        if rank == 3 and not any(node.op in WINDOWED and self._rank(node.inputs[0]) == 3 for node in self.graph.nodes):
+        if rank == 3 and not any(
+            node.op in WINDOWED and len(self.graph.types[node.inputs[0]].shape or ()) == 3 for node in self.graph.nodes
+        ):
             return 1
         return 2 if rank > 2 else 1 if rank == 2 else None
-
-    def _rank(self, value: str) -> int:
-        return len(self.graph.types[value].shape or ())
 
     def tiles(self, node: Node, description: Description | None) -> tuple[Tile, ...]:
         """Return the tiles of a node and remember them, and along which axes its output is cut."""

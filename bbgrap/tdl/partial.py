@@ -91,7 +91,8 @@ def reducible(graph: Graph, node: Node, description: Description | None) -> tupl
     """Return the reduction indices along which a node can be split into partial results, by the law of this module."""
     rule = _PARTIAL.get((node.domain, node.op))
     found = None if description is None else _outer_reduction(description.body)
-    if rule is None or found is None or not (_is_exact(graph, node, rule) or _is_harmless(graph, node, found.kind)):
+    stored = graph.types[node.first_output].dtype
+    if rule is None or found is None or not ((rule.is_exact and stored in WIDE_FLOATS) or _is_harmless(graph, node, found.kind, stored)):
         return ()
     allowed = rule.indices(site_of(graph, node))
     return tuple(index for index in found.over if index.name in allowed)
@@ -103,12 +104,7 @@ def part_unit(node: Node) -> int:
     return 1 if rule is None else rule.unit(node)
 
 
-def _is_exact(graph: Graph, node: Node, rule: PartialRule) -> bool:
-    return rule.is_exact and graph.types[node.first_output].dtype in WIDE_FLOATS
-
-
-def _is_harmless(graph: Graph, node: Node, kind: ReducerKind) -> bool:
-    stored = graph.types[node.first_output].dtype
+def _is_harmless(graph: Graph, node: Node, kind: ReducerKind, stored: DType) -> bool:
     match kind:
         case "max" | "min":
             return stored in COMPARABLE

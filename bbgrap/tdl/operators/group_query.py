@@ -33,13 +33,13 @@ def describe_group_query(site: Site) -> Description | None:
     if beyond or scores or forgets or not site.node.outputs[0] or not (site.has(1) and site.has(2)):
         return None
     out = output_indices(site)
-    batch = out[0]
-    if any(len(site.shape(number)) != 3 for number in range(3)) or _is_odd(site.shape(LENGTHS), batch.extent):
+    batch, lengths = out[0], site.shape(LENGTHS)
+    if any(len(site.shape(number)) != 3 for number in range(3)) or lengths != (batch.extent, *(1 for _ in lengths[1:])):
         return None
     place, fixed = attention_reads(site, out, queries=False, heads=True)
     reads = [place.rows(number, of_query=number == 0) for number in range(3)]
     reads += [place.rows(number, of_query=False) for number in (PAST_KEY, PAST_VALUE) if site.has(number)]
-    reads += [operand(LENGTHS)[(batch, *(0 for _ in site.shape(LENGTHS)[1:]))], *wholes(site, (TOTAL, COSINES, SINES))]
+    reads += [operand(LENGTHS)[(batch, *(0 for _ in lengths[1:]))], *wholes(site, (TOTAL, COSINES, SINES))]
     if site.has(POSITIONS):
         reads.append(operand(POSITIONS)[batch if site.shape(POSITIONS)[0] == batch.extent else 0, ALL])
         fixed |= {0}  # of a prompt, the first sequence's first position stands for all
@@ -50,11 +50,6 @@ def describe_group_query(site: Site) -> Description | None:
     group: Subscript = ALL if place.group is None else place.group
     found = with_whole_axes("attention", out, reads, fixed)
     return None if found is None else replace(found, extra=((batch, group, ALL, ALL),) * (len(site.outputs) - 1))
-
-
-def _is_odd(lengths: tuple[int, ...], batch: int) -> bool:
-    """Whether lengths are no column of one for each sequence."""
-    return lengths[:1] != (batch,) or any(extent != 1 for extent in lengths[1:])
 
 
 register(OperatorRule(describe_group_query, localize_attention), "GroupQueryAttention", domain=MICROSOFT)

@@ -64,12 +64,7 @@ def mean_part(site: Site, region: ShapeMap, reads: Reads, part: Part) -> tuple[L
 
     Nothing else is told of sizes: pieces for requests that differ along other axes are the same.
     """
-    return _share_of_mean(site, region, reads, part, 0)
-
-
-def _share_of_mean(site: Site, region: ShapeMap, reads: Reads, part: Part, first: int) -> tuple[LocalNode, ...]:
-    """Indices of the description count axes from `first` on."""
-    kind = site.inputs[0]
+    kind, first = site.inputs[0], 0 if site.node.op == "ReduceMean" else 2  # pools count spatial axes only
     assert kind is not None, "a mean has an input"
     extent = site.shape(0)[first + int(part.index.removeprefix("k"))]
     share = ConstantOperand(np.array(len(part.interval) / extent, kind.dtype.numpy))
@@ -79,11 +74,6 @@ def _share_of_mean(site: Site, region: ShapeMap, reads: Reads, part: Part, first
 def pool_indices(site: Site) -> tuple[str, ...]:
     """Every spatial axis."""
     return tuple(f"k{axis}" for axis in range(len(site.shape(0)) - 2))
-
-
-def global_average_part(site: Site, region: ShapeMap, reads: Reads, part: Part) -> tuple[LocalNode, ...]:
-    """The same over a range of rows or columns."""
-    return _share_of_mean(site, region, reads, part, 2)
 
 
 def nbits_indices(site: Site) -> tuple[str, ...]:
@@ -170,5 +160,5 @@ register_partial(PartialRule(gather_indices, gather_part, is_exact=True), "Gathe
 register_partial(PartialRule(_reduced_names, reduction_part), "ReduceMax", "ReduceMin")
 register_partial(PartialRule(_float_names, reduction_part), "ReduceSum")
 register_partial(PartialRule(_float_names, mean_part), "ReduceMean")
-register_partial(PartialRule(pool_indices, global_average_part), "GlobalAveragePool")
+register_partial(PartialRule(pool_indices, mean_part), "GlobalAveragePool")
 register_partial(PartialRule(pool_indices, reduction_part), "GlobalMaxPool")
