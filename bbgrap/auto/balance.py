@@ -79,10 +79,10 @@ class Balance:
         nodes = [replace(self._cluster.nodes[d], share=1 / max(took, 1e-9), work=()) for d, took in zip(devices, seconds, strict=True)]
         cluster, descriptions = Cluster(tuple(nodes)), self._pieces.descriptions
         if split == TENSORS:
-            plan = plan_tensor_parallel(self._graph, cluster, PlanOptions(TENSORS), descriptions)
+            tiles = plan_tensor_parallel(self._graph, cluster, PlanOptions(TENSORS), descriptions)
         else:
-            plan = plan_bbgrap(self._graph, cluster, PlanOptions(split=split), descriptions)
-        return {name: tuple(replace(tile, device=devices[tile.device]) for tile in of) for name, of in plan.tiles.items()}
+            tiles = plan_bbgrap(self._graph, cluster, PlanOptions(split=split), descriptions)
+        return {name: tuple(replace(tile, device=devices[tile.device]) for tile in of) for name, of in tiles.items()}
 
     def _alone_s(self, device: int) -> float:
         return sum(self._seconds(device, node) for node in self._graph.nodes)

@@ -204,5 +204,5 @@ class Candidates:
         for name in names:
             if name in OWN or size > slow.get(name, size) or (self._enough if size > ALL_PLANNERS else self.evaluator.is_late):
                 continue
-            plan = PLANNERS[name](self.graph, self.cluster, PlanOptions(name), self.descriptions)
-            self.add(f"planner '{name}'", "planner", plan.tiles, is_plain=True)
+            tiles = PLANNERS[name](self.graph, self.cluster, PlanOptions(name), self.descriptions)
+            self.add(f"planner '{name}'", "planner", tiles, is_plain=True)

@@ -13,13 +13,13 @@ from bbgrap.graph import Graph
 from bbgrap.planners.layers import Descriptions
 from bbgrap.planners.options import PlanOptions
 from bbgrap.planners.placements import Levels, Placements, Shard
-from bbgrap.planners.plan import Plan
+from bbgrap.planners.plan import Tiles
 from bbgrap.planners.search import Choices
 from bbgrap.planners.tofu import further_placements
 from bbgrap.tdl import Description
 
 
-def plan_allrow_greedy(graph: Graph, cluster: Cluster, options: PlanOptions, descriptions: Descriptions) -> Plan:
+def plan_allrow_greedy(graph: Graph, cluster: Cluster, options: PlanOptions, descriptions: Descriptions) -> Tiles:
     """Take the first dimension everywhere."""
     levels = Levels.flat(cluster)
     alternatives: dict[str, tuple[Placements, ...]] = {}
@@ -32,7 +32,7 @@ def plan_allrow_greedy(graph: Graph, cluster: Cluster, options: PlanOptions, des
         earlier = [edge for edge in choices.around[node.name] if edge.consumer == node.name]
         costs = sum((choices.cost(edge)[chosen[edge.producer]] for edge in earlier), start=choices.node_cost(node.name))
         chosen[node.name] = int(costs.argmin())
-    return Plan("allrow-greedy", graph, cluster, choices.plan_tiles(chosen))
+    return choices.plan_tiles(chosen)
 
 
 def _first_axis(description: Description | None, parts: int) -> int | None:

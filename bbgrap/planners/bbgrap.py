@@ -22,7 +22,7 @@ from bbgrap.costmodel.messages import EXCHANGE_S, GENERIC
 from bbgrap.errors import UsageError
 from bbgrap.graph import Graph, Node
 from bbgrap.planners.options import PlanOptions
-from bbgrap.planners.plan import Plan, Tile, whole_output
+from bbgrap.planners.plan import Tile, Tiles, whole_output
 from bbgrap.planners.shares import grid_of, split_by_shares
 from bbgrap.shapemap import IntervalSet, ShapeMap, covers
 from bbgrap.tdl import Description, Part, computable, describe, granularity, is_elementwise, part_unit, reducible
@@ -61,11 +61,10 @@ def feature_axis(node: Node, rank: int) -> int | None:
     return -1 % rank if node.attributes.get("channels_last", 0) else _FEATURE_AXIS[node.op] % rank
 
 
-def plan_bbgrap(graph: Graph, cluster: Cluster, options: PlanOptions, descriptions: Mapping[str, Description | None]) -> Plan:
+def plan_bbgrap(graph: Graph, cluster: Cluster, options: PlanOptions, descriptions: Mapping[str, Description | None]) -> Tiles:
     """Plan every node of a graph over a cluster along `options.split`."""
     follower = _Follower(graph, cluster, options)
-    tiles = {node.name: follower.tiles(node, descriptions[node.name]) for node in graph.nodes}
-    return Plan("bbgrap", graph, cluster, tiles)
+    return {node.name: follower.tiles(node, descriptions[node.name]) for node in graph.nodes}
 
 
 class _Follower:

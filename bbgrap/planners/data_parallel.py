@@ -11,14 +11,14 @@ from bbgrap.graph import Graph
 from bbgrap.planners.layers import Descriptions, follow_layers
 from bbgrap.planners.options import PlanOptions
 from bbgrap.planners.placements import ON_ONE, Levels, Shard
-from bbgrap.planners.plan import Plan
+from bbgrap.planners.plan import Tiles
 from bbgrap.planners.training import training_structure
 
 
-def plan_data_parallel(graph: Graph, cluster: Cluster, options: PlanOptions, descriptions: Descriptions) -> Plan:
+def plan_data_parallel(graph: Graph, cluster: Cluster, options: PlanOptions, descriptions: Descriptions) -> Tiles:
     """Divide the batch by shares, and follow it."""
     step, levels = training_structure(graph, descriptions), Levels.flat(cluster)
     if step is not None:
         placed = {layer.node.name: (ON_ONE if layer.batch is None else Shard(layer.batch),) for layer in step.layers}
-        return Plan("data-parallel", graph, cluster, step.tiles(levels, placed))
-    return Plan("data-parallel", graph, cluster, follow_layers(graph, descriptions, levels, {}))
+        return step.tiles(levels, placed)
+    return follow_layers(graph, descriptions, levels, {})

@@ -10,15 +10,15 @@ from bbgrap.graph import Graph
 from bbgrap.planners.layers import Descriptions
 from bbgrap.planners.options import PlanOptions
 from bbgrap.planners.placements import Levels
-from bbgrap.planners.plan import Plan
+from bbgrap.planners.plan import Tiles
 from bbgrap.planners.search import Choices
 from bbgrap.planners.tofu import further_placements
 
 
-def plan_equal_chop(graph: Graph, cluster: Cluster, options: PlanOptions, descriptions: Descriptions) -> Plan:
+def plan_equal_chop(graph: Graph, cluster: Cluster, options: PlanOptions, descriptions: Descriptions) -> Tiles:
     """Choose one loop per node."""
     choices = chop_choices(graph, cluster, descriptions)
-    return Plan("equal-chop", graph, cluster, choices.plan_tiles(choices.best()))
+    return choices.plan_tiles(choices.best())
 
 
 def chop_choices(graph: Graph, cluster: Cluster, descriptions: Descriptions) -> Choices:

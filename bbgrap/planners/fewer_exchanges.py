@@ -25,17 +25,17 @@ from bbgrap.planners.halo import cut_axis, note_needs, with_need
 from bbgrap.planners.layers import Descriptions
 from bbgrap.planners.options import PlanOptions
 from bbgrap.planners.pieces import Pieces
-from bbgrap.planners.plan import Plan, Tile, Tiles
+from bbgrap.planners.plan import Tile, Tiles
 from bbgrap.shapemap import ShapeMap
 
 LONGEST = 8
 """Phases that are joined at most: chosen; halos of more layers than this were never worth it."""
 
 
-def plan_fewer_exchanges(graph: Graph, cluster: Cluster, options: PlanOptions, descriptions: Descriptions) -> Plan:
+def plan_fewer_exchanges(graph: Graph, cluster: Cluster, options: PlanOptions, descriptions: Descriptions) -> Tiles:
     """Divide every layer as `bbgrap` does along `options.split`, then join phases."""
-    tiles = plan_bbgrap(graph, cluster, options, descriptions).tiles
-    return Plan("fewer-exchanges", graph, cluster, join_phases(Pieces(graph, descriptions), cluster, tiles))
+    tiles = plan_bbgrap(graph, cluster, options, descriptions)
+    return join_phases(Pieces(graph, descriptions), cluster, tiles)
 
 
 def join_phases(pieces: Pieces, cluster: Cluster, tiles: Tiles) -> dict[str, tuple[Tile, ...]]:

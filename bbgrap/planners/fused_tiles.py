@@ -14,8 +14,6 @@ rows do not reach (after a global pool, say) is planned as `bbgrap` does.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from bbgrap.cluster import Cluster
 from bbgrap.graph import Graph
 from bbgrap.planners.bbgrap import plan_bbgrap
@@ -23,21 +21,16 @@ from bbgrap.planners.halo import cut_axis, note_needs, with_need
 from bbgrap.planners.layers import Descriptions
 from bbgrap.planners.options import PlanOptions
 from bbgrap.planners.pieces import Pieces
-from bbgrap.planners.plan import Plan, Tile
+from bbgrap.planners.plan import Tiles
 from bbgrap.shapemap import ShapeMap
 
 OVERLAP = 0.25
 """Work computed twice, as a part of a layer, from which rows are exchanged instead: chosen."""
 
 
-def plan_fused_tiles(graph: Graph, cluster: Cluster, options: PlanOptions, descriptions: Descriptions) -> Plan:
+def plan_fused_tiles(graph: Graph, cluster: Cluster, options: PlanOptions, descriptions: Descriptions) -> Tiles:
     """Divide rows as `bbgrap` does, then let tiles grow from the back over every stack."""
-    rows = plan_bbgrap(graph, cluster, PlanOptions(split="rows"), descriptions).tiles
-    return Plan("fused-tiles", graph, cluster, _grown_stacks(graph, rows, descriptions))
-
-
-def _grown_stacks(graph: Graph, given: Mapping[str, tuple[Tile, ...]], descriptions: Descriptions) -> dict[str, tuple[Tile, ...]]:
-    tiles = dict(given)
+    tiles = dict(plan_bbgrap(graph, cluster, PlanOptions(split="rows"), descriptions))
     pieces = Pieces(graph, descriptions)
     needs: dict[tuple[str, int], ShapeMap] = {}
     for node in reversed(graph.nodes):

@@ -24,25 +24,25 @@ from bbgrap.graph import Graph
 from bbgrap.planners.layers import Descriptions, Layer, follow_layers, layers_of
 from bbgrap.planners.options import PlanOptions
 from bbgrap.planners.placements import ON_ONE, Levels, Partial, Placement, Placements, Shard
-from bbgrap.planners.plan import Plan
+from bbgrap.planners.plan import Tiles
 from bbgrap.planners.training import training_structure
 from bbgrap.planners.training_chain import place_by_chain
 
 DATA, MODEL = 0, 1
 
 
-def plan_hypar(graph: Graph, cluster: Cluster, options: PlanOptions, descriptions: Descriptions) -> Plan:
+def plan_hypar(graph: Graph, cluster: Cluster, options: PlanOptions, descriptions: Descriptions) -> Tiles:
     """Choose level by level, each time by dynamic programming over the layers."""
     levels, step = Levels.of(cluster), training_structure(graph, descriptions)
     if step is not None:
-        return Plan("hypar", graph, cluster, step.tiles(levels, place_by_chain(step, levels, ("i", "o"))))
+        return step.tiles(levels, place_by_chain(step, levels, ("i", "o")))
     layers = layers_of(graph, descriptions)
     placed: dict[str, Placements] = {layer.node.name: () for layer in layers}
     for way in levels.ways:
         for layer, choice in zip(layers, partition(graph, layers, placed, way, levels), strict=True):
             placements = placed[layer.node.name]
             placed[layer.node.name] = (*placements, _placement(layer, placements, choice, levels))
-    return Plan("hypar", graph, cluster, follow_layers(graph, descriptions, levels, placed))
+    return follow_layers(graph, descriptions, levels, placed)
 
 
 def partition(graph: Graph, layers: Sequence[Layer], placed: Mapping[str, Placements], way: int, levels: Levels) -> list[int]:

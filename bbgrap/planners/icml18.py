@@ -13,7 +13,7 @@ from bbgrap.graph import Graph, Node
 from bbgrap.planners.layers import Descriptions
 from bbgrap.planners.options import PlanOptions
 from bbgrap.planners.placements import Levels, Placements
-from bbgrap.planners.plan import Plan
+from bbgrap.planners.plan import Tiles
 from bbgrap.planners.search import Choices
 from bbgrap.planners.tofu import further_placements
 from bbgrap.tdl import Description
@@ -22,12 +22,12 @@ LIMIT = 24
 """Options of a node: chosen; 20 are all there are for a map over eight machines."""
 
 
-def plan_icml18(graph: Graph, cluster: Cluster, options: PlanOptions, descriptions: Descriptions) -> Plan:
+def plan_icml18(graph: Graph, cluster: Cluster, options: PlanOptions, descriptions: Descriptions) -> Tiles:
     """Choose among all divisions of output axes at once."""
     levels = Levels.of(cluster)
     alternatives = {node.name: _options(graph, node, descriptions[node.name], levels) for node in graph.nodes}
     choices = Choices(graph, descriptions, levels, alternatives)
-    return Plan("icml18", graph, cluster, choices.plan_tiles(choices.best()))
+    return choices.plan_tiles(choices.best())
 
 
 def _options(graph: Graph, node: Node, description: Description | None, levels: Levels) -> tuple[Placements, ...]:

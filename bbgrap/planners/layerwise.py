@@ -15,13 +15,12 @@ from bbgrap.planners.bbgrap import plan_bbgrap
 from bbgrap.planners.layers import Descriptions, layers_of
 from bbgrap.planners.options import PlanOptions
 from bbgrap.planners.placements import Levels
-from bbgrap.planners.plan import Plan, Tile, whole_output
+from bbgrap.planners.plan import Tile, Tiles, whole_output
 
 
-def plan_layerwise(graph: Graph, cluster: Cluster, options: PlanOptions, descriptions: Descriptions) -> Plan:
+def plan_layerwise(graph: Graph, cluster: Cluster, options: PlanOptions, descriptions: Descriptions) -> Tiles:
     """Divide the layers by rows, and do everything else on one machine."""
-    rows = plan_bbgrap(graph, cluster, PlanOptions(split="rows"), descriptions).tiles
+    rows = plan_bbgrap(graph, cluster, PlanOptions(split="rows"), descriptions)
     root = Levels.flat(cluster).root
     layers = {layer.node.name for layer in layers_of(graph, descriptions)}
-    tiles = {node.name: rows[node.name] if node.name in layers else (Tile(root, whole_output(graph, node)),) for node in graph.nodes}
-    return Plan("layerwise", graph, cluster, tiles)
+    return {node.name: rows[node.name] if node.name in layers else (Tile(root, whole_output(graph, node)),) for node in graph.nodes}

@@ -11,17 +11,17 @@ from bbgrap.graph import Graph
 from bbgrap.planners.layers import Descriptions, Layer, follow_layers, layers_of
 from bbgrap.planners.options import PlanOptions
 from bbgrap.planners.placements import ON_ONE, Levels, Placement, Shard
-from bbgrap.planners.plan import Plan
+from bbgrap.planners.plan import Tiles
 from bbgrap.planners.training import training_structure
 
 
-def plan_model_parallel(graph: Graph, cluster: Cluster, options: PlanOptions, descriptions: Descriptions) -> Plan:
+def plan_model_parallel(graph: Graph, cluster: Cluster, options: PlanOptions, descriptions: Descriptions) -> Tiles:
     """Divide every layer's input channels by shares."""
     step, levels = training_structure(graph, descriptions), Levels.flat(cluster)
     if step is not None:
-        return Plan("model-parallel", graph, cluster, step.tiles(levels, {n.node.name: (model_placement(n),) for n in step.layers}))
+        return step.tiles(levels, {n.node.name: (model_placement(n),) for n in step.layers})
     placed = {layer.node.name: (model_placement(layer),) for layer in layers_of(graph, descriptions)}
-    return Plan("model-parallel", graph, cluster, follow_layers(graph, descriptions, levels, placed))
+    return follow_layers(graph, descriptions, levels, placed)
 
 
 def model_placement(layer: Layer) -> Placement:

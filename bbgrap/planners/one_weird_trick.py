@@ -11,17 +11,17 @@ from bbgrap.graph import Graph
 from bbgrap.planners.layers import Descriptions, Layer, follow_layers, layers_of
 from bbgrap.planners.options import PlanOptions
 from bbgrap.planners.placements import ON_ONE, Levels, Placement, Shard
-from bbgrap.planners.plan import Plan
+from bbgrap.planners.plan import Tiles
 from bbgrap.planners.training import training_structure
 
 
-def plan_one_weird_trick(graph: Graph, cluster: Cluster, options: PlanOptions, descriptions: Descriptions) -> Plan:
+def plan_one_weird_trick(graph: Graph, cluster: Cluster, options: PlanOptions, descriptions: Descriptions) -> Tiles:
     """Divide convolutions by batch and products by features, by shares."""
     step, levels = training_structure(graph, descriptions), Levels.flat(cluster)
     if step is not None:
-        return Plan("one-weird-trick", graph, cluster, step.tiles(levels, {n.node.name: (_placement(n),) for n in step.layers}))
+        return step.tiles(levels, {n.node.name: (_placement(n),) for n in step.layers})
     placed = {layer.node.name: (_placement(layer),) for layer in layers_of(graph, descriptions)}
-    return Plan("one-weird-trick", graph, cluster, follow_layers(graph, descriptions, levels, placed))
+    return follow_layers(graph, descriptions, levels, placed)
 
 
 def _placement(layer: Layer) -> Placement:

@@ -14,12 +14,12 @@ from bbgrap.cluster import Cluster
 from bbgrap.graph import Graph
 from bbgrap.planners.layers import Descriptions
 from bbgrap.planners.options import PlanOptions
-from bbgrap.planners.plan import Plan, Tile, whole_output
+from bbgrap.planners.plan import Tile, Tiles, whole_output
 from bbgrap.shapemap import ShapeMap
 from bbgrap.tdl import Description, flops
 
 
-def plan_pipeline(graph: Graph, cluster: Cluster, options: PlanOptions, descriptions: Descriptions) -> Plan:
+def plan_pipeline(graph: Graph, cluster: Cluster, options: PlanOptions, descriptions: Descriptions) -> Tiles:
     """Put every node whole on the machine whose part of the work its middle falls into."""
     work = [_work(descriptions[node.name]) for node in graph.nodes]
     total, shares = sum(work), sum(cluster.shares)
@@ -29,7 +29,7 @@ def plan_pipeline(graph: Graph, cluster: Cluster, options: PlanOptions, descript
         middle = until - own / 2
         device = next((device for device, end in enumerate(ends) if middle <= end), cluster.host - 1)
         tiles[node.name] = (Tile(device, whole_output(graph, node)),)
-    return Plan("pipeline", graph, cluster, tiles)
+    return tiles
 
 
 def _work(description: Description | None) -> int:

@@ -18,7 +18,7 @@ from bbgrap.planners.model_parallel import plan_model_parallel
 from bbgrap.planners.one_weird_trick import plan_one_weird_trick
 from bbgrap.planners.options import PlanOptions
 from bbgrap.planners.pipeline import plan_pipeline
-from bbgrap.planners.plan import Plan, verify_plan
+from bbgrap.planners.plan import Plan, Tiles, verify_plan
 from bbgrap.planners.single import plan_single
 from bbgrap.planners.soybean import plan_soybean
 from bbgrap.planners.spartan import plan_spartan
@@ -27,7 +27,7 @@ from bbgrap.planners.tofu import plan_tofu
 from bbgrap.planners.widest import plan_widest
 from bbgrap.tdl import Description
 
-Planner = Callable[[Graph, Cluster, PlanOptions, Mapping[str, Description | None]], Plan]
+Planner = Callable[[Graph, Cluster, PlanOptions, Mapping[str, Description | None]], Tiles]
 
 PLANNERS: Mapping[str, Planner] = {
     "bbgrap": plan_bbgrap,
@@ -71,6 +71,6 @@ def make_plan(graph: Graph, cluster: Cluster, options: PlanOptions, descriptions
     if planner is None:
         raise UsageError(f"planner: expected one of {', '.join(NAMES)}, got '{options.planner}'")
     found = all_descriptions(graph) if descriptions is None else descriptions
-    plan = planner(graph, cluster, options, found)
+    plan = Plan(options.planner, graph, cluster, planner(graph, cluster, options, found))
     verify_plan(plan, found)
     return plan

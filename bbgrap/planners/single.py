@@ -7,13 +7,13 @@ from collections.abc import Mapping
 from bbgrap.cluster import Cluster
 from bbgrap.graph import Graph
 from bbgrap.planners.options import PlanOptions
-from bbgrap.planners.plan import Plan, Tile, whole_output
+from bbgrap.planners.plan import Plan, Tile, Tiles, whole_output
 from bbgrap.tdl import Description
 
 
-def plan_single(graph: Graph, cluster: Cluster, options: PlanOptions, descriptions: Mapping[str, Description | None]) -> Plan:
+def plan_single(graph: Graph, cluster: Cluster, options: PlanOptions, descriptions: Mapping[str, Description | None]) -> Tiles:
     """Put every node whole on the node with the largest share."""
-    return next(iter(whole_plans(graph, cluster).values()))
+    return next(iter(whole_plans(graph, cluster).values())).tiles
 
 
 def whole_plans(graph: Graph, cluster: Cluster) -> dict[int, Plan]:

@@ -26,7 +26,7 @@ from bbgrap.planners.bbgrap import surviving_axis
 from bbgrap.planners.layers import Descriptions, Layer, layers_of, operands_by_size
 from bbgrap.planners.options import PlanOptions
 from bbgrap.planners.placements import ON_ONE, REPLICATE, Levels, Partial, Placement, Placements, Shard, tiles_of
-from bbgrap.planners.plan import Plan, Tile, whole_output
+from bbgrap.planners.plan import Tile, Tiles, whole_output
 from bbgrap.planners.tilings import COLUMNS, COPY, FORMS, ROWS, tables_of
 from bbgrap.planners.training import training_structure
 from bbgrap.planners.training_chain import place_by_chain
@@ -59,11 +59,11 @@ class Chained:
     """Whether an operator after it computes the whole everywhere, so that the next layer reads a copy whatever the tiling."""
 
 
-def plan_soybean(graph: Graph, cluster: Cluster, options: PlanOptions, descriptions: Descriptions) -> Plan:
+def plan_soybean(graph: Graph, cluster: Cluster, options: PlanOptions, descriptions: Descriptions) -> Tiles:
     """Cut every layer level by level (Algorithm 1)."""
     levels, step = Levels.of(cluster), training_structure(graph, descriptions)
     if step is not None:
-        return Plan("soybean", graph, cluster, step.tiles(levels, place_by_chain(step, levels)))
+        return step.tiles(levels, place_by_chain(step, levels))
     layers = layers_of(graph, descriptions)
     after = [_kinds_after(graph, layer, descriptions, {other.node.name for other in layers}) for layer in layers]
     placed: dict[str, Placements] = {layer.node.name: () for layer in layers}
@@ -76,7 +76,7 @@ def plan_soybean(graph: Graph, cluster: Cluster, options: PlanOptions, descripti
         for layer, choice in zip(layers, one_cut(chain, way), strict=True):
             placed[layer.node.name] += (_placement(layer, choice.form),)
             found[layer.node.name] += choice.tiling
-    return Plan("soybean", graph, cluster, _tiles(graph, descriptions, levels, placed, found))
+    return _tiles(graph, descriptions, levels, placed, found)
 
 
 def one_cut(chain: Sequence[Chained], way: int) -> list[Choice]:

@@ -13,16 +13,16 @@ from bbgrap.graph import Graph, Node
 from bbgrap.planners.equal_chop import chop_choices
 from bbgrap.planners.layers import Descriptions
 from bbgrap.planners.options import PlanOptions
-from bbgrap.planners.plan import Plan
+from bbgrap.planners.plan import Tiles
 
 
-def plan_spartan(graph: Graph, cluster: Cluster, options: PlanOptions, descriptions: Descriptions) -> Plan:
+def plan_spartan(graph: Graph, cluster: Cluster, options: PlanOptions, descriptions: Descriptions) -> Tiles:
     """Choose greedily, by size."""
     choices = chop_choices(graph, cluster, descriptions)
     chosen: dict[str, int] = {}
     for node in sorted(graph.nodes, key=lambda node: -_largest_tensor(graph, node)):
         chosen[node.name] = int(choices.cost_around(node.name, chosen).argmin())
-    return Plan("spartan", graph, cluster, choices.plan_tiles(chosen))
+    return choices.plan_tiles(chosen)
 
 
 def _largest_tensor(graph: Graph, node: Node) -> int:

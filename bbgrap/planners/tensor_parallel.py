@@ -30,7 +30,7 @@ from bbgrap.planners.layers import Descriptions, layer_of, operands_by_size
 from bbgrap.planners.options import PlanOptions
 from bbgrap.planners.pieces import reduction_of
 from bbgrap.planners.placements import Partial, sums_of
-from bbgrap.planners.plan import Plan, Tile, whole_output
+from bbgrap.planners.plan import Tile, Tiles, whole_output
 from bbgrap.planners.shares import split_by_shares
 from bbgrap.shapemap import Interval, IntervalSet, ShapeMap, covers
 from bbgrap.tdl import Description, Part, can_make, granularity, input_regions
@@ -82,9 +82,9 @@ _Role = _Inside | _Closing | _Block | _OfBlock | _Blocks
 """What a node does in its division; those in none are computed whole."""
 
 
-def plan_tensor_parallel(graph: Graph, cluster: Cluster, options: PlanOptions, descriptions: Descriptions) -> Plan:
+def plan_tensor_parallel(graph: Graph, cluster: Cluster, options: PlanOptions, descriptions: Descriptions) -> Tiles:
     """Divide every second product by its features, the others by what they sum over."""
-    return Plan("tensor-parallel", graph, cluster, _TensorParallel(graph, cluster, descriptions).tiles())
+    return _TensorParallel(graph, cluster, descriptions).tiles()
 
 
 class _TensorParallel:

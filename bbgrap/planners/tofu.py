@@ -19,18 +19,18 @@ from bbgrap.graph import Graph, Node
 from bbgrap.planners.layers import Descriptions
 from bbgrap.planners.options import PlanOptions
 from bbgrap.planners.placements import ON_ONE, Levels, Partial, Placement, Placements, Shard, sums_of
-from bbgrap.planners.plan import Plan, Tile, whole_output
+from bbgrap.planners.plan import Tile, Tiles, whole_output
 from bbgrap.planners.search import Choices
 from bbgrap.planners.training import training_structure
 from bbgrap.planners.training_search import place_by_bytes
 from bbgrap.tdl import Description
 
 
-def plan_tofu(graph: Graph, cluster: Cluster, options: PlanOptions, descriptions: Descriptions) -> Plan:
+def plan_tofu(graph: Graph, cluster: Cluster, options: PlanOptions, descriptions: Descriptions) -> Tiles:
     """Divide by the largest prime factor of the number of machines, and so on down."""
     levels, step = Levels.of(cluster), training_structure(graph, descriptions)
     if step is not None:
-        return Plan("tofu", graph, cluster, step.tiles(levels, place_by_bytes(step, levels)))
+        return step.tiles(levels, place_by_bytes(step, levels))
     placed: dict[str, Placements] = {node.name: () for node in graph.nodes}
     tiles: dict[str, tuple[Tile, ...]] = {node.name: (Tile(0, whole_output(graph, node)),) for node in graph.nodes}
     for depth in range(1, len(levels.ways) + 1):
@@ -41,7 +41,7 @@ def plan_tofu(graph: Graph, cluster: Cluster, options: PlanOptions, descriptions
         placed = {name: further[name][number] for name, number in chosen.items() if further[name]}
         placed |= {node.name: () for node in graph.nodes if descriptions[node.name] is None}
         tiles = choices.plan_tiles(chosen)
-    return Plan("tofu", graph, cluster, tiles)
+    return tiles
 
 
 def further_placements(

@@ -11,13 +11,13 @@ from collections.abc import Mapping
 from bbgrap.cluster import Cluster
 from bbgrap.graph import Graph
 from bbgrap.planners.options import PlanOptions
-from bbgrap.planners.plan import Plan, Tile, whole_output
+from bbgrap.planners.plan import Tile, Tiles, whole_output
 from bbgrap.planners.shares import split_by_shares
 from bbgrap.shapemap import IntervalSet
 from bbgrap.tdl import Description, granularity
 
 
-def plan_widest(graph: Graph, cluster: Cluster, options: PlanOptions, descriptions: Mapping[str, Description | None]) -> Plan:
+def plan_widest(graph: Graph, cluster: Cluster, options: PlanOptions, descriptions: Mapping[str, Description | None]) -> Tiles:
     """Cut every described node by shares along its longest splittable axis; the others run whole on the first node."""
     tiles: dict[str, tuple[Tile, ...]] = {node.name: (Tile(0, whole_output(graph, node)),) for node in graph.nodes}
     for name, description in descriptions.items():
@@ -29,4 +29,4 @@ def plan_widest(graph: Graph, cluster: Cluster, options: PlanOptions, descriptio
         pieces = split_by_shares(description.shape[axis], cluster.shares, unit if 2 * unit <= description.shape[axis] else 1)
         whole = tiles[name][0].region
         tiles[name] = tuple(Tile(d, whole.replace(axis, IntervalSet.of(piece))) for d, piece in enumerate(pieces) if len(piece))
-    return Plan("widest", graph, cluster, tiles)
+    return tiles

@@ -13,10 +13,11 @@ from bbgrap.compiler.memory import needed_bytes, program_bytes
 from bbgrap.compiler.passes import SlowestFirst
 from bbgrap.compiler.predict import Predictor
 from bbgrap.graph import Graph
-from bbgrap.planners.bbgrap import all_descriptions, plan_bbgrap
+from bbgrap.planners.bbgrap import all_descriptions
 from bbgrap.planners.options import PlanOptions
 from bbgrap.planners.pieces import Pieces
 from bbgrap.planners.plan import Plan, Tile, whole_output
+from bbgrap.planners.registry import make_plan
 from bbgrap.program.statistics import traffic_bytes
 from bbgrap.program.steps import Apply, Compute, Program, Send, check_program
 from bbgrap.tdl.work import NO_WORK, work_of
@@ -44,7 +45,7 @@ def work(program: Program) -> list[Counter[str]]:
 @given(networks(), clusters(), plan_options())
 def test_planned_along_one_direction_it_takes_the_same_time(graph: Graph, cluster: Cluster, options: PlanOptions) -> None:
     descriptions = all_descriptions(graph)
-    plan = plan_bbgrap(graph, cluster, options, descriptions)
+    plan = make_plan(graph, cluster, options, descriptions)
     long_way, short = compile_plan(plan, descriptions).optimized, build_direct(plan, Pieces(graph, descriptions))
     assert not check_program(short)
     assert messages(short) == messages(long_way)
@@ -68,7 +69,7 @@ def test_any_plan_whose_tiles_are_all_needed_sends_no_byte_more(data: st.DataObj
 @given(networks(), clusters(), plan_options())
 def test_the_work_of_a_program_is_that_of_its_tiles(graph: Graph, cluster: Cluster, options: PlanOptions) -> None:
     descriptions = all_descriptions(graph)
-    plan = plan_bbgrap(graph, cluster, options, descriptions)
+    plan = make_plan(graph, cluster, options, descriptions)
     for device in compile_plan(plan, descriptions).optimized.devices:
         for op in (op for step in device.steps if isinstance(step, Compute) for op in step.ops if isinstance(op, Apply)):
             node = graph.node_by_name[op.node]
@@ -83,7 +84,7 @@ def test_the_work_of_a_program_is_that_of_its_tiles(graph: Graph, cluster: Clust
 @given(networks(), clusters(), plan_options())
 def test_estimated_memory_counts_the_same_weights(graph: Graph, cluster: Cluster, options: PlanOptions) -> None:
     descriptions = all_descriptions(graph)
-    plan = plan_bbgrap(graph, cluster, options, descriptions)
+    plan = make_plan(graph, cluster, options, descriptions)
     compiled = compile_plan(plan, descriptions).optimized
     artifacts = export(compiled)
     for estimated, exact, shipped in zip(program_bytes(compiled), needed_bytes(compiled, artifacts), artifacts.devices, strict=True):

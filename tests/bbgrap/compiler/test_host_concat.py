@@ -12,9 +12,10 @@ from bbgrap.compiler.compile import compile_plan
 from bbgrap.compiler.direct import build_direct
 from bbgrap.compiler.host_concat import joined_by_host, shifted
 from bbgrap.graph import Graph
-from bbgrap.planners.bbgrap import all_descriptions, plan_bbgrap
+from bbgrap.planners.bbgrap import all_descriptions
 from bbgrap.planners.options import PlanOptions
 from bbgrap.planners.pieces import Pieces
+from bbgrap.planners.registry import make_plan
 from bbgrap.program.steps import Apply, Compute, Program, Receive
 from bbgrap.runtime.schedule import place
 from bbgrap.zoo.builder import Builder
@@ -66,7 +67,7 @@ def test_answers_are_those_of_onnxruntime(graph: Graph, cluster: Cluster, option
 @given(heads(), clusters(), plan_options())
 def test_the_short_way_makes_the_same_program(graph: Graph, cluster: Cluster, options: PlanOptions) -> None:
     descriptions = all_descriptions(graph)
-    plan = plan_bbgrap(graph, cluster, options, descriptions)
+    plan = make_plan(graph, cluster, options, descriptions)
     long_way, short = compile_plan(plan, descriptions).optimized, build_direct(plan, Pieces(graph, descriptions))
     assert messages(short) == messages(long_way)
     assert work(short) == work(long_way)
@@ -79,7 +80,7 @@ def test_what_an_agent_reads_or_a_weight_makes_stays_with_the_agents():
     inner = b.concat([x, b.act("Relu", x, "y")], "inner")
     graph = b.graph(b.act("Relu", inner, "z"), read, inner)
     descriptions = all_descriptions(graph)
-    assert joined_by_host(plan_bbgrap(graph, Cluster.even(2), PlanOptions(), descriptions), descriptions) == frozenset()
+    assert joined_by_host(make_plan(graph, Cluster.even(2), PlanOptions(), descriptions), descriptions) == frozenset()
 
 
 @given(st.integers(0, 3), st.lists(st.integers(1, 4), min_size=1, max_size=4), st.data())
@@ -103,7 +104,7 @@ def test_heads_of_a_detector_leave_as_soon_as_they_are_there(monkeypatch):
     monkeypatch.undo()
     graph = zoo.build("yolo")
     descriptions = all_descriptions(graph)
-    program = compile_plan(plan_bbgrap(graph, Cluster.even(2), PlanOptions(), descriptions), descriptions).optimized
+    program = compile_plan(make_plan(graph, Cluster.even(2), PlanOptions(), descriptions), descriptions).optimized
     host = program.devices[program.host]
     values = [host.buffers[step.buffers[0]].value for step in host.steps if isinstance(step, Receive)]
     assert sorted(values) == sorted(2 * ["head3.rows", "head4.rows", "head5.rows"])

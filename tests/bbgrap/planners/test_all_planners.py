@@ -14,7 +14,7 @@ from bbgrap.graph import Graph
 from bbgrap.planners.bbgrap import all_descriptions
 from bbgrap.planners.layers import Descriptions
 from bbgrap.planners.options import PlanOptions
-from bbgrap.planners.plan import check_plan
+from bbgrap.planners.plan import Plan, check_plan
 from bbgrap.planners.registry import PLANNERS, make_plan
 from bbgrap.program.statistics import statistics_of
 from bbgrap.zoo import build
@@ -70,8 +70,8 @@ def test_answers_are_those_of_the_whole_model(planner: str, data: st.DataObject)
 def test_plans_of_known_models_are_legal(planner: str, model: str) -> None:
     graph, descriptions = known(model)
     for cluster in (Cluster.even(2), Cluster.even(4), *map(unequal, (3, 5))):
-        plan = PLANNERS[planner](graph, cluster, PlanOptions(planner=planner), descriptions)
-        assert check_plan(plan, descriptions) == ()
+        tiles = PLANNERS[planner](graph, cluster, PlanOptions(planner=planner), descriptions)
+        assert check_plan(Plan(planner, graph, cluster, tiles), descriptions) == ()
 
 
 @pytest.mark.parametrize("planner", FROM_PAPERS)

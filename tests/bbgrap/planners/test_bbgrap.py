@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from bbgrap.cluster import Cluster, NodeProfile
 from bbgrap.compiler.compile import compile_plan
 from bbgrap.errors import UsageError
-from bbgrap.planners.bbgrap import all_descriptions, plan_bbgrap
+from bbgrap.planners.bbgrap import all_descriptions
 from bbgrap.planners.options import PlanOptions, Split
 from bbgrap.planners.registry import make_plan
 from bbgrap.planners.shares import grid_of, split_by_shares
@@ -46,12 +46,12 @@ def test_a_grid_that_does_not_fit_the_nodes_is_refused() -> None:
 
 def test_rows_end_at_the_global_pool_and_heavy_products_split_by_features() -> None:
     graph = build("vgg16")
-    plan = plan_bbgrap(graph, Cluster.even(2), PlanOptions(split="rows"), all_descriptions(graph))
+    plan = make_plan(graph, Cluster.even(2), PlanOptions(split="rows"), all_descriptions(graph))
     heavy = [node for node in graph.nodes if node.op == "Gemm"]
     assert [len(plan.tiles[node.name]) for node in heavy] == [2, 2, 2]
     assert [plan.tiles[node.name][1].part is None for node in heavy] == [True, True, False]  # the last one, of 16.4 MB, adds up features
     resnet = build("resnet50")
-    tail = plan_bbgrap(resnet, Cluster.even(2), PlanOptions(split="rows"), all_descriptions(resnet))
+    tail = make_plan(resnet, Cluster.even(2), PlanOptions(split="rows"), all_descriptions(resnet))
     assert [len(tail.tiles[n.name]) for n in resnet.nodes if n.op in ("GlobalAveragePool", "Gemm")] == [2, 1]
     pool = next(node.name for node in resnet.nodes if node.op == "GlobalAveragePool")
     assert [(tile.device, str(tile.part)) for tile in tail.tiles[pool]] == [(0, "k0 0:4"), (1, "k0 4:7")]
@@ -59,7 +59,7 @@ def test_rows_end_at_the_global_pool_and_heavy_products_split_by_features() -> N
 
 def test_rows_that_a_reshape_joins_with_anchors_stay_where_they_are() -> None:
     graph = build("yolo")
-    plan = plan_bbgrap(graph, Cluster.even(2), PlanOptions(split="rows"), all_descriptions(graph))
+    plan = make_plan(graph, Cluster.even(2), PlanOptions(split="rows"), all_descriptions(graph))
     assert [str(tile.region) for tile in plan.tiles["head5.rows"]] == [
         "[0:1, 0:200,400:600,800:1000, 0:85]",
         "[0:1, 200:400,600:800,1000:1200, 0:85]",

@@ -9,11 +9,12 @@ import pytest
 from bbgrap.cluster import Cluster, NodeProfile
 from bbgrap.cluster.types import Link, Network, Speed
 from bbgrap.compiler.compile import compile_plan
-from bbgrap.planners.bbgrap import all_descriptions, plan_bbgrap
-from bbgrap.planners.fewer_exchanges import join_phases, plan_fewer_exchanges
+from bbgrap.planners.bbgrap import all_descriptions
+from bbgrap.planners.fewer_exchanges import join_phases
 from bbgrap.planners.options import PlanOptions
 from bbgrap.planners.pieces import Pieces
 from bbgrap.planners.plan import check_plan
+from bbgrap.planners.registry import make_plan
 from bbgrap.program.statistics import statistics_of
 from bbgrap.tdl.work import KINDS
 from bbgrap.zoo import build
@@ -31,8 +32,8 @@ def plans(name, network, work=()):
     graph = build(name)
     cluster = Cluster(tuple(NodeProfile(f"node{n}", work=work) for n in range(2)), network)
     descriptions = all_descriptions(graph)
-    options = PlanOptions()
-    return plan_bbgrap(graph, cluster, options, descriptions), plan_fewer_exchanges(graph, cluster, options, descriptions), descriptions
+    rows, grown = (make_plan(graph, cluster, PlanOptions(planner), descriptions) for planner in ("bbgrap", "fewer-exchanges"))
+    return rows, grown, descriptions
 
 
 @pytest.mark.parametrize("name", ["tiny", "mobilenet_v2"])
@@ -56,7 +57,7 @@ def test_a_plan_without_exchanges_is_its_own():
     graph = build("tiny")
     descriptions = all_descriptions(graph)
     cluster = replace(Cluster.even(2), network=SLOW)
-    batch = plan_bbgrap(graph, cluster, PlanOptions(split="batch"), descriptions)
+    batch = make_plan(graph, cluster, PlanOptions(split="batch"), descriptions)
     assert join_phases(Pieces(graph, descriptions), cluster, batch.tiles) == dict(batch.tiles)
 
 
