@@ -22,11 +22,11 @@ from bbgrap.costmodel.ways import WayLoad, loads
 from bbgrap.graph import Graph
 from bbgrap.graph.dynamic_ranges import forms_of
 from bbgrap.planners.bbgrap import all_descriptions
-from bbgrap.planners.layers import Descriptions
 from bbgrap.planners.options import PlanOptions
 from bbgrap.planners.pieces import Pieces
 from bbgrap.planners.single import plan_whole
 from bbgrap.program.steps import Program
+from bbgrap.tdl import Descriptions
 
 L = TypeVar("L", Link, LinkProfile)
 

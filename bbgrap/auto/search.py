@@ -11,7 +11,7 @@ any that does not.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import takewhile
 
@@ -24,7 +24,7 @@ from bbgrap.graph import Graph
 from bbgrap.planners.options import PlanOptions
 from bbgrap.planners.pieces import Pieces
 from bbgrap.planners.plan import Plan, Tiles, verify_plan
-from bbgrap.tdl import Description
+from bbgrap.tdl import Descriptions
 
 INGREDIENTS = 8
 LARGE_INGREDIENTS = 4
@@ -48,12 +48,7 @@ class SearchResult:
 
 
 def plan_auto(
-    graph: Graph,
-    cluster: Cluster,
-    options: PlanOptions,
-    descriptions: Mapping[str, Description | None],
-    *,
-    time_is_up: Callable[[], bool] = lambda: False,
+    graph: Graph, cluster: Cluster, options: PlanOptions, descriptions: Descriptions, *, time_is_up: Callable[[], bool] = lambda: False
 ) -> SearchResult:
     """Search for the best plan; `time_is_up` may end the search early, with the best plan so far.
 

@@ -9,7 +9,7 @@ shows that they change no answer.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from bbgrap.compiler.host_concat import joined_by_host
@@ -20,7 +20,7 @@ from bbgrap.planners.pieces import reduction_of
 from bbgrap.planners.plan import Plan, Tile, whole_output
 from bbgrap.program.steps import Apply, Assemble, BufferId, Combine, Compute, Piece, Program
 from bbgrap.shapemap import ShapeMap, subtract_all
-from bbgrap.tdl import Description, localize, localize_part, output_regions, reducer_of
+from bbgrap.tdl import Descriptions, localize, localize_part, output_regions, reducer_of
 from bbgrap.tdl.language import ReducerKind
 from bbgrap.tdl.work import WorkCounter
 
@@ -38,9 +38,7 @@ StateLayout = Sequence[Sequence[tuple[str, ShapeMap]]]
 """What every agent holds of state between requests: inputs and regions of them, along an axis that grows all of it."""
 
 
-def build_initial(
-    plan: Plan, descriptions: Mapping[str, Description | None], begins: StateLayout | None = None, *, open_sizes: bool = False
-) -> Program:
+def build_initial(plan: Plan, descriptions: Descriptions, begins: StateLayout | None = None, *, open_sizes: bool = False) -> Program:
     """Return the initial program of a plan; with `open_sizes` the host puts nothing together whose size moves.
 
     With `begins` it is that of a sequence's first request: state comes with the request, and is left as another program will find it.
@@ -58,7 +56,7 @@ class _Held:
 
 
 class _Builder(ProgramWriter[_DeviceBuilder]):
-    def __init__(self, plan: Plan, descriptions: Mapping[str, Description | None], begins: StateLayout | None, open_sizes: bool) -> None:
+    def __init__(self, plan: Plan, descriptions: Descriptions, begins: StateLayout | None, open_sizes: bool) -> None:
         super().__init__(plan, _DeviceBuilder)
         self.begins = begins
         self.descriptions = descriptions

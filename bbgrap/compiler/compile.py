@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from bbgrap.compiler.build import StateLayout, build_initial
@@ -13,7 +12,7 @@ from bbgrap.compiler.predict import Predictor
 from bbgrap.planners.options import TransferType
 from bbgrap.planners.plan import Plan
 from bbgrap.program.steps import Program
-from bbgrap.tdl import Description
+from bbgrap.tdl import Descriptions
 
 
 @dataclass(frozen=True)
@@ -28,7 +27,7 @@ class Compiled:
 
 def compile_plan(
     plan: Plan,
-    descriptions: Mapping[str, Description | None],
+    descriptions: Descriptions,
     transfers: TransferType = "exact",
     dictionary_devices: frozenset[int] = frozenset(),
     *,

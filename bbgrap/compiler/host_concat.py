@@ -8,14 +8,13 @@ The host puts outputs together from the agents' tiles anyway; so it takes the pa
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from itertools import accumulate
 
 from bbgrap.costmodel.messages import MESSAGE_S
 from bbgrap.graph import Graph, Node
 from bbgrap.planners.plan import Plan
 from bbgrap.runtime.schedule import Box
-from bbgrap.tdl import Description
+from bbgrap.tdl import Descriptions
 
 COPIED_BYTES_PER_S = 1e9
 """How fast an agent concatenates what is in no cache any more: 4.3 MB in 4.1 ms (decision 18)."""
@@ -24,7 +23,7 @@ WORTH_JOINING_BYTES = round(MESSAGE_S * COPIED_BYTES_PER_S)
 """Smaller outputs, of up to 188 KB, stay whole: to copy them takes less than a message more."""
 
 
-def joined_by_host(plan: Plan, descriptions: Mapping[str, Description | None]) -> frozenset[str]:
+def joined_by_host(plan: Plan, descriptions: Descriptions) -> frozenset[str]:
     """Return the names of the nodes that no agent computes, for the host joins their operands.
 
     None if there is only one agent: what it makes whole is received where the client finds it, without a copy.

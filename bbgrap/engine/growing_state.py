@@ -22,11 +22,11 @@ from bbgrap.graph import Graph
 from bbgrap.graph.dynamic_ranges import form_with
 from bbgrap.graph.state import counts_words, grows, with_growth, with_state
 from bbgrap.planners.bbgrap import all_descriptions
-from bbgrap.planners.layers import Descriptions
 from bbgrap.planners.options import PlanOptions
 from bbgrap.planners.plan import Plan
 from bbgrap.planners.scale import scaled
 from bbgrap.program.steps import Program
+from bbgrap.tdl import Descriptions
 
 LENGTH = 64
 """Of the state, while its program is planned. Chosen: half of what a short answer comes to."""

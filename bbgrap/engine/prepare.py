@@ -25,7 +25,6 @@ from bbgrap.errors import PlanError
 from bbgrap.graph import Graph
 from bbgrap.graph.dynamic_ranges import form_with, forms_of
 from bbgrap.planners.bbgrap import all_descriptions
-from bbgrap.planners.layers import Descriptions
 from bbgrap.planners.options import CLOCK_FACTOR, PlanOptions, Split
 from bbgrap.planners.pieces import Pieces
 from bbgrap.planners.plan import Plan, Tile, verify_plan
@@ -33,6 +32,7 @@ from bbgrap.planners.registry import AUTO, SPLITTING, make_plan
 from bbgrap.planners.scale import scaled
 from bbgrap.planners.single import whole_plans
 from bbgrap.program.dictionaries import dictionary_devices_of
+from bbgrap.tdl import Descriptions
 
 PreparedVariant = tuple[PlannedVariant, Plan]
 """A way to run a model, and how it is cut."""

@@ -10,13 +10,12 @@ from __future__ import annotations
 
 from bbgrap.cluster import Cluster
 from bbgrap.graph import Graph
-from bbgrap.planners.layers import Descriptions
 from bbgrap.planners.options import PlanOptions
 from bbgrap.planners.placements import Levels, Placements, Shard
 from bbgrap.planners.plan import Tiles
 from bbgrap.planners.search import Choices
 from bbgrap.planners.tofu import further_placements
-from bbgrap.tdl import Description
+from bbgrap.tdl import Description, Descriptions
 
 
 def plan_allrow_greedy(graph: Graph, cluster: Cluster, options: PlanOptions, descriptions: Descriptions) -> Tiles:

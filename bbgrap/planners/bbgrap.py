@@ -14,7 +14,6 @@ Which regions the machines need of each other is not decided here: it follows fr
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from math import prod
 
 from bbgrap.cluster import Cluster
@@ -25,7 +24,7 @@ from bbgrap.planners.options import PlanOptions
 from bbgrap.planners.plan import Tile, Tiles, whole_output
 from bbgrap.planners.shares import grid_of, split_by_shares
 from bbgrap.shapemap import IntervalSet, ShapeMap, covers
-from bbgrap.tdl import Description, Part, computable, describe, granularity, is_elementwise, part_unit, reducible
+from bbgrap.tdl import Description, Descriptions, Part, computable, describe, granularity, is_elementwise, part_unit, reducible
 from bbgrap.tdl.language import All, Index, Remainder, accesses_in, indices_in
 
 HEAVY_WEIGHT_BYTES = round(2 * 2 * EXCHANGE_S * GENERIC["matvec"].weight_bytes_per_s)
@@ -61,7 +60,7 @@ def feature_axis(node: Node, rank: int) -> int | None:
     return -1 % rank if node.attributes.get("channels_last", 0) else _FEATURE_AXIS[node.op] % rank
 
 
-def plan_bbgrap(graph: Graph, cluster: Cluster, options: PlanOptions, descriptions: Mapping[str, Description | None]) -> Tiles:
+def plan_bbgrap(graph: Graph, cluster: Cluster, options: PlanOptions, descriptions: Descriptions) -> Tiles:
     """Plan every node of a graph over a cluster along `options.split`."""
     follower = _Follower(graph, cluster, options)
     return {node.name: follower.tiles(node, descriptions[node.name]) for node in graph.nodes}

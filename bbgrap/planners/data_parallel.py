@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from bbgrap.cluster import Cluster
 from bbgrap.graph import Graph
-from bbgrap.planners.layers import Descriptions, follow_layers
+from bbgrap.planners.layers import follow_layers
 from bbgrap.planners.options import PlanOptions
 from bbgrap.planners.placements import ON_ONE, Levels, Shard
 from bbgrap.planners.plan import Tiles
 from bbgrap.planners.training import training_structure
+from bbgrap.tdl import Descriptions
 
 
 def plan_data_parallel(graph: Graph, cluster: Cluster, options: PlanOptions, descriptions: Descriptions) -> Tiles:

@@ -22,11 +22,11 @@ from bbgrap.costmodel.messages import NetworkModel
 from bbgrap.graph import Graph, Node
 from bbgrap.planners.bbgrap import plan_bbgrap
 from bbgrap.planners.halo import cut_axis, note_needs, with_need
-from bbgrap.planners.layers import Descriptions
 from bbgrap.planners.options import PlanOptions
 from bbgrap.planners.pieces import Pieces
 from bbgrap.planners.plan import Tile, Tiles
 from bbgrap.shapemap import ShapeMap
+from bbgrap.tdl import Descriptions
 
 LONGEST = 8
 """Phases that are joined at most: chosen; halos of more layers than this were never worth it."""

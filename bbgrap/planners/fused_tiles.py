@@ -18,11 +18,11 @@ from bbgrap.cluster import Cluster
 from bbgrap.graph import Graph
 from bbgrap.planners.bbgrap import plan_bbgrap
 from bbgrap.planners.halo import cut_axis, note_needs, with_need
-from bbgrap.planners.layers import Descriptions
 from bbgrap.planners.options import PlanOptions
 from bbgrap.planners.pieces import Pieces
 from bbgrap.planners.plan import Tiles
 from bbgrap.shapemap import ShapeMap
+from bbgrap.tdl import Descriptions
 
 OVERLAP = 0.25
 """Work computed twice, as a part of a layer, from which rows are exchanged instead: chosen."""

@@ -21,12 +21,13 @@ from math import inf, prod
 
 from bbgrap.cluster import Cluster
 from bbgrap.graph import Graph
-from bbgrap.planners.layers import Descriptions, Layer, follow_layers, layers_of
+from bbgrap.planners.layers import Layer, follow_layers, layers_of
 from bbgrap.planners.options import PlanOptions
 from bbgrap.planners.placements import ON_ONE, Levels, Partial, Placement, Placements, Shard
 from bbgrap.planners.plan import Tiles
 from bbgrap.planners.training import training_structure
 from bbgrap.planners.training_chain import place_by_chain
+from bbgrap.tdl import Descriptions
 
 DATA, MODEL = 0, 1
 

@@ -10,13 +10,12 @@ from __future__ import annotations
 
 from bbgrap.cluster import Cluster
 from bbgrap.graph import Graph, Node
-from bbgrap.planners.layers import Descriptions
 from bbgrap.planners.options import PlanOptions
 from bbgrap.planners.placements import Levels, Placements
 from bbgrap.planners.plan import Tiles
 from bbgrap.planners.search import Choices
 from bbgrap.planners.tofu import further_placements
-from bbgrap.tdl import Description
+from bbgrap.tdl import Description, Descriptions
 
 LIMIT = 24
 """Options of a node: chosen; 20 are all there are for a map over eight machines."""

@@ -14,9 +14,7 @@ from bbgrap.graph import Graph, Node
 from bbgrap.planners.bbgrap import surviving_axis
 from bbgrap.planners.placements import ON_ONE, Levels, Partial, Placement, Placements, Shard, sums_of, tiles_of
 from bbgrap.planners.plan import Tile, whole_output
-from bbgrap.tdl import Description
-
-Descriptions = Mapping[str, Description | None]
+from bbgrap.tdl import Description, Descriptions
 
 
 @dataclass(frozen=True, slots=True)

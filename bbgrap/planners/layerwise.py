@@ -12,10 +12,11 @@ from __future__ import annotations
 from bbgrap.cluster import Cluster
 from bbgrap.graph import Graph
 from bbgrap.planners.bbgrap import plan_bbgrap
-from bbgrap.planners.layers import Descriptions, layers_of
+from bbgrap.planners.layers import layers_of
 from bbgrap.planners.options import PlanOptions
 from bbgrap.planners.placements import Levels
 from bbgrap.planners.plan import Tile, Tiles, whole_output
+from bbgrap.tdl import Descriptions
 
 
 def plan_layerwise(graph: Graph, cluster: Cluster, options: PlanOptions, descriptions: Descriptions) -> Tiles:

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from bbgrap.cluster import Cluster
 from bbgrap.graph import Graph
-from bbgrap.planners.layers import Descriptions, Layer, follow_layers, layers_of
+from bbgrap.planners.layers import Layer, follow_layers, layers_of
 from bbgrap.planners.options import PlanOptions
 from bbgrap.planners.placements import ON_ONE, Levels, Placement, Shard
 from bbgrap.planners.plan import Tiles
 from bbgrap.planners.training import training_structure
+from bbgrap.tdl import Descriptions
 
 
 def plan_model_parallel(graph: Graph, cluster: Cluster, options: PlanOptions, descriptions: Descriptions) -> Tiles:

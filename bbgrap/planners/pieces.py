@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from bbgrap.graph import Graph, Node
 from bbgrap.planners.plan import Tile
 from bbgrap.shapemap import Interval, ShapeMap
-from bbgrap.tdl import Description, Part, input_regions, output_regions
+from bbgrap.tdl import Descriptions, Part, input_regions, output_regions
 from bbgrap.tdl.work import Work, WorkCounter
 
 Regions = tuple[ShapeMap | None, ...]
@@ -21,7 +19,7 @@ class Pieces:
     Nodes with equal descriptions and shapes, such as those of repeated blocks, share their answers.
     """
 
-    def __init__(self, graph: Graph, descriptions: Mapping[str, Description | None]) -> None:
+    def __init__(self, graph: Graph, descriptions: Descriptions) -> None:
         """Look up once what does not depend on the plan."""
         self.graph = graph
         self.descriptions = descriptions

@@ -12,11 +12,10 @@ from itertools import accumulate
 
 from bbgrap.cluster import Cluster
 from bbgrap.graph import Graph
-from bbgrap.planners.layers import Descriptions
 from bbgrap.planners.options import PlanOptions
 from bbgrap.planners.plan import Tile, Tiles, whole_output
 from bbgrap.shapemap import ShapeMap
-from bbgrap.tdl import Description, flops
+from bbgrap.tdl import Description, Descriptions, flops
 
 
 def plan_pipeline(graph: Graph, cluster: Cluster, options: PlanOptions, descriptions: Descriptions) -> Tiles:

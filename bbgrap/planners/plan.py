@@ -18,7 +18,7 @@ from bbgrap.cluster import Cluster
 from bbgrap.errors import PlanError
 from bbgrap.graph import Graph, Node
 from bbgrap.shapemap import Interval, ShapeMap, subtract_all
-from bbgrap.tdl import Description, Part, can_make, describe, part_unit, reducible
+from bbgrap.tdl import Description, Descriptions, Part, can_make, describe, part_unit, reducible
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ def cuts_moving(graph: Graph, node: Node, tiles: tuple[Tile, ...]) -> bool:
     return any(tile.region.axes[axis] != whole.axes[axis] for axis in moving for tile in tiles)
 
 
-def check_plan(plan: Plan, descriptions: Mapping[str, Description | None] | None = None) -> tuple[str, ...]:
+def check_plan(plan: Plan, descriptions: Descriptions | None = None) -> tuple[str, ...]:
     """List every breach of the laws of this module; empty if the plan keeps them."""
     faults: list[str] = []
     for node in plan.graph.nodes:
@@ -116,7 +116,7 @@ def _part_faults(plan: Plan, node: Node, tiles: tuple[Tile, ...], described: Des
     return [f"part {part} does not begin at a multiple of {unit}" for part in parts if part.interval.start % unit]
 
 
-def verify_plan(plan: Plan, descriptions: Mapping[str, Description | None] | None = None) -> None:
+def verify_plan(plan: Plan, descriptions: Descriptions | None = None) -> None:
     """Raise if a plan breaks a law.
 
     Raises:

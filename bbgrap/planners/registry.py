@@ -25,9 +25,9 @@ from bbgrap.planners.spartan import plan_spartan
 from bbgrap.planners.tensor_parallel import plan_tensor_parallel
 from bbgrap.planners.tofu import plan_tofu
 from bbgrap.planners.widest import plan_widest
-from bbgrap.tdl import Description
+from bbgrap.tdl import Descriptions
 
-Planner = Callable[[Graph, Cluster, PlanOptions, Mapping[str, Description | None]], Tiles]
+Planner = Callable[[Graph, Cluster, PlanOptions, Descriptions], Tiles]
 
 PLANNERS: Mapping[str, Planner] = {
     "bbgrap": plan_bbgrap,
@@ -60,7 +60,7 @@ NAMES: tuple[str, ...] = (*PLANNERS, AUTO)
 """All names that a user may ask for."""
 
 
-def make_plan(graph: Graph, cluster: Cluster, options: PlanOptions, descriptions: Mapping[str, Description | None] | None = None) -> Plan:
+def make_plan(graph: Graph, cluster: Cluster, options: PlanOptions, descriptions: Descriptions | None = None) -> Plan:
     """Plan a graph over a cluster with the planner that the options name, and verify the plan.
 
     Raises:

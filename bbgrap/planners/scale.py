@@ -19,7 +19,7 @@ from bbgrap.graph import Graph, Node
 from bbgrap.planners.carried_cuts import CarriedCuts
 from bbgrap.planners.plan import Plan, Tile, whole_output
 from bbgrap.shapemap import Interval, IntervalSet
-from bbgrap.tdl import Description, reducible
+from bbgrap.tdl import Description, Descriptions, reducible
 
 _FAR = 0.1
 """Part of an extent: a cut that is further from where the model's others are follows a fraction of its own. Chosen."""
@@ -28,7 +28,7 @@ _Fractions = Mapping[tuple[int, int], float]
 """Where the k-th of n cuts lies, as a part of the extent, by (n, k)."""
 
 
-def scaled(plan: Plan, graph: Graph, descriptions: Mapping[str, Description | None]) -> Plan:
+def scaled(plan: Plan, graph: Graph, descriptions: Descriptions) -> Plan:
     """Return a plan for the same model with other input shapes; `descriptions` are those of its nodes with these, by name.
 
     Raises:

@@ -24,11 +24,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bbgrap.graph import Graph, Node
-from bbgrap.planners.layers import Descriptions, operands_by_size
+from bbgrap.planners.layers import operands_by_size
 from bbgrap.planners.pieces import Pieces
 from bbgrap.planners.placements import Levels, Placements, tiles_of
 from bbgrap.planners.plan import Tile, whole_output
 from bbgrap.shapemap import ShapeMap
+from bbgrap.tdl import Descriptions
 
 Integers = NDArray[np.int64]
 Costs = NDArray[Any]

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from bbgrap.cluster import Cluster
 from bbgrap.graph import Graph
 from bbgrap.planners.options import PlanOptions
 from bbgrap.planners.plan import Plan, Tile, Tiles, whole_output
-from bbgrap.tdl import Description
+from bbgrap.tdl import Descriptions
 
 
-def plan_single(graph: Graph, cluster: Cluster, options: PlanOptions, descriptions: Mapping[str, Description | None]) -> Tiles:
+def plan_single(graph: Graph, cluster: Cluster, options: PlanOptions, descriptions: Descriptions) -> Tiles:
     """Put every node whole on the node with the largest share."""
     return next(iter(whole_plans(graph, cluster).values())).tiles
 

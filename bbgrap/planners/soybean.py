@@ -23,14 +23,14 @@ import numpy as np
 from bbgrap.cluster import Cluster
 from bbgrap.graph import Graph, Node
 from bbgrap.planners.bbgrap import surviving_axis
-from bbgrap.planners.layers import Descriptions, Layer, layers_of, operands_by_size
+from bbgrap.planners.layers import Layer, layers_of, operands_by_size
 from bbgrap.planners.options import PlanOptions
 from bbgrap.planners.placements import ON_ONE, REPLICATE, Levels, Partial, Placement, Placements, Shard, tiles_of
 from bbgrap.planners.plan import Tile, Tiles, whole_output
 from bbgrap.planners.tilings import COLUMNS, COPY, FORMS, ROWS, tables_of
 from bbgrap.planners.training import training_structure
 from bbgrap.planners.training_chain import place_by_chain
-from bbgrap.tdl import Description, is_elementwise
+from bbgrap.tdl import Description, Descriptions, is_elementwise
 
 TILINGS = ROWS + COLUMNS + COPY
 

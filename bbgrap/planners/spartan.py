@@ -11,9 +11,9 @@ from __future__ import annotations
 from bbgrap.cluster import Cluster
 from bbgrap.graph import Graph, Node
 from bbgrap.planners.equal_chop import chop_choices
-from bbgrap.planners.layers import Descriptions
 from bbgrap.planners.options import PlanOptions
 from bbgrap.planners.plan import Tiles
+from bbgrap.tdl import Descriptions
 
 
 def plan_spartan(graph: Graph, cluster: Cluster, options: PlanOptions, descriptions: Descriptions) -> Tiles:

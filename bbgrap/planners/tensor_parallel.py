@@ -26,14 +26,14 @@ from dataclasses import dataclass
 from bbgrap.cluster import Cluster
 from bbgrap.graph import Graph, Node
 from bbgrap.planners.bbgrap import HEAVY_WEIGHT_BYTES, surviving_axis
-from bbgrap.planners.layers import Descriptions, layer_of, operands_by_size
+from bbgrap.planners.layers import layer_of, operands_by_size
 from bbgrap.planners.options import PlanOptions
 from bbgrap.planners.pieces import reduction_of
 from bbgrap.planners.placements import Partial, sums_of
 from bbgrap.planners.plan import Tile, Tiles, whole_output
 from bbgrap.planners.shares import split_by_shares
 from bbgrap.shapemap import Interval, IntervalSet, ShapeMap, covers
-from bbgrap.tdl import Description, Part, can_make, granularity, input_regions
+from bbgrap.tdl import Description, Descriptions, Part, can_make, granularity, input_regions
 from bbgrap.tdl.language import Index
 
 

@@ -16,14 +16,13 @@ from __future__ import annotations
 
 from bbgrap.cluster import Cluster
 from bbgrap.graph import Graph, Node
-from bbgrap.planners.layers import Descriptions
 from bbgrap.planners.options import PlanOptions
 from bbgrap.planners.placements import ON_ONE, Levels, Partial, Placement, Placements, Shard, sums_of
 from bbgrap.planners.plan import Tile, Tiles, whole_output
 from bbgrap.planners.search import Choices
 from bbgrap.planners.training import training_structure
 from bbgrap.planners.training_search import place_by_bytes
-from bbgrap.tdl import Description
+from bbgrap.tdl import Description, Descriptions
 
 
 def plan_tofu(graph: Graph, cluster: Cluster, options: PlanOptions, descriptions: Descriptions) -> Tiles:

@@ -20,10 +20,10 @@ from math import prod
 
 from bbgrap.graph import Graph, Node
 from bbgrap.planners.bbgrap import surviving_axis
-from bbgrap.planners.layers import Descriptions, Layer, followed, layer_of
+from bbgrap.planners.layers import Layer, followed, layer_of
 from bbgrap.planners.placements import ON_ONE, REPLICATE, Levels, Partial, Placement, Placements, Shard, sums_of, tiles_of
 from bbgrap.planners.plan import Tile, whole_output
-from bbgrap.tdl import Description
+from bbgrap.tdl import Description, Descriptions
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,18 +6,16 @@ operator survives being cut.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from bbgrap.cluster import Cluster
 from bbgrap.graph import Graph
 from bbgrap.planners.options import PlanOptions
 from bbgrap.planners.plan import Tile, Tiles, whole_output
 from bbgrap.planners.shares import split_by_shares
 from bbgrap.shapemap import IntervalSet
-from bbgrap.tdl import Description, granularity
+from bbgrap.tdl import Descriptions, granularity
 
 
-def plan_widest(graph: Graph, cluster: Cluster, options: PlanOptions, descriptions: Mapping[str, Description | None]) -> Tiles:
+def plan_widest(graph: Graph, cluster: Cluster, options: PlanOptions, descriptions: Descriptions) -> Tiles:
     """Cut every described node by shares along its longest splittable axis; the others run whole on the first node."""
     tiles: dict[str, tuple[Tile, ...]] = {node.name: (Tile(0, whole_output(graph, node)),) for node in graph.nodes}
     for name, description in descriptions.items():

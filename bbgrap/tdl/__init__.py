@@ -3,13 +3,14 @@
 from bbgrap.tdl import operators as _operators  # registers the rules
 from bbgrap.tdl.analysis import even_split, flops, granularity, input_regions, is_elementwise, output_regions, strategies
 from bbgrap.tdl.computable_regions import computable
-from bbgrap.tdl.language import Description
+from bbgrap.tdl.language import Description, Descriptions
 from bbgrap.tdl.partial import Part, localize_part, part_unit, reducer_of, reducible
 from bbgrap.tdl.rule import ConstantOperand, Input, LocalNode, LocalOp, Result, can_make, describe, described_operators, localize, site_of
 
 __all__ = [
     "ConstantOperand",
     "Description",
+    "Descriptions",
     "Input",
     "LocalNode",
     "LocalOp",

@@ -314,3 +314,7 @@ class Description:
         """Output axes along which tiles can be computed independently: all but those inside an opaque function."""
         opaque = {index.name for index in opaque_indices_in(self.body)}
         return tuple(axis for axis, index in enumerate(self.outputs) if index.name not in opaque)
+
+
+Descriptions = Mapping[str, Description | None]
+"""Of nodes, by name; None for those that run whole."""

@@ -14,7 +14,7 @@ from math import prod
 from bbgrap.graph import Graph, Node
 from bbgrap.shapemap import Interval, ShapeMap
 from bbgrap.tdl.analysis import flops, input_regions, output_regions
-from bbgrap.tdl.language import Description
+from bbgrap.tdl.language import Description, Descriptions
 
 KINDS: Mapping[str, str] = {
     "conv1x1": "convolutions of one point",
@@ -60,7 +60,7 @@ NO_WORK = Work("elementwise")
 class WorkCounter:
     """Counts the work of pieces of a graph's nodes; what does not depend on the piece is looked up once per node."""
 
-    def __init__(self, graph: Graph, descriptions: Mapping[str, Description | None]) -> None:
+    def __init__(self, graph: Graph, descriptions: Descriptions) -> None:
         """Count for this graph."""
         self._graph = graph
         self._descriptions = descriptions

@@ -24,10 +24,10 @@ from bbgrap.engine.sessions import make_session
 from bbgrap.errors import BbgrapError, ModelError
 from bbgrap.graph import Array, Graph
 from bbgrap.planners.bbgrap import all_descriptions
-from bbgrap.planners.layers import Descriptions
 from bbgrap.planners.options import SPLITS, PlanOptions
 from bbgrap.planners.plan import Plan, verify_plan
 from bbgrap.planners.registry import AUTO, make_plan
+from bbgrap.tdl import Descriptions
 from tests.conformance.suite import Run
 
 DEVICES = (2, 3, 5)

@@ -28,7 +28,7 @@ from bbgrap.program.steps import (
     writes_of,
 )
 from bbgrap.shapemap import ShapeMap, subtract_all
-from bbgrap.tdl import Description, LocalOp, can_make, localize, output_regions
+from bbgrap.tdl import Descriptions, LocalOp, can_make, localize, output_regions
 from bbgrap.tdl.work import Work, WorkCounter
 
 Narrow = Callable[[Apply, ShapeMap], tuple[LocalOp, Work] | None]
@@ -105,7 +105,7 @@ def derive(device: DeviceProgram, prefix: Prefix, region: ShapeMap, narrow: Narr
     return Derived(tuple(reversed(done)), wanted)
 
 
-def narrower(graph: Graph, descriptions: Mapping[str, Description | None]) -> Narrow:
+def narrower(graph: Graph, descriptions: Descriptions) -> Narrow:
     """Return what narrows the operations of programs that are to run."""
     counter = WorkCounter(graph, descriptions)
     known: dict[tuple[str, ShapeMap], tuple[LocalOp, Work] | None] = {}

@@ -12,11 +12,11 @@ from bbgrap.cluster import Cluster, NodeProfile
 from bbgrap.compiler.compile import compile_plan
 from bbgrap.graph import Graph
 from bbgrap.planners.bbgrap import all_descriptions
-from bbgrap.planners.layers import Descriptions
 from bbgrap.planners.options import PlanOptions
 from bbgrap.planners.plan import Plan, check_plan
 from bbgrap.planners.registry import PLANNERS, make_plan
 from bbgrap.program.statistics import statistics_of
+from bbgrap.tdl import Descriptions
 from bbgrap.zoo import build
 from bbgrap.zoo.builder import Builder
 from tests.examples import examples
