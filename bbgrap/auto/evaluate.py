@@ -105,7 +105,7 @@ class Evaluator:
         """Return the program of a plan, to be timed."""
         program = build_direct(Plan("auto", self.pieces.graph, self.cluster, tiles), self.pieces)
         direct = replace(program, transfers=self.transfers, dictionary_devices=self.dictionary_devices)
-        return SlowestFirst(self.cluster).run(ChunkInputs(self.predictor, self._narrow).run(direct))
+        return SlowestFirst(self.cluster)(ChunkInputs(self.predictor, self._narrow)(direct))
 
     def _per_request_s(self, program: Program, timeline: Timeline) -> float:
         """Return the seconds between two answers when requests never stop: what the busiest node, way or wire is busy with one of them.

@@ -121,7 +121,7 @@ class Forecast:
         """Return the seconds that one node takes alone, if inputs may come in parts where those of the plan may."""
         program = self._whole[device]
         if self.compiled.instalments:
-            program = ChunkInputs(self.predictor, quick_narrower(self._pieces)).run(program)
+            program = ChunkInputs(self.predictor, quick_narrower(self._pieces))(program)
         return self.predictor.timeline(program).total_s
 
     def report(self) -> dict[str, object]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from bbgrap.compiler.build import StateLayout, build_initial
 from bbgrap.compiler.passes import DEFAULT_PASSES, ChunkInputs, SlowestFirst, optimize
 from bbgrap.compiler.passes.chunks import narrower
-from bbgrap.compiler.passes.open_sizes import OpenSizes
+from bbgrap.compiler.passes.open_sizes import leave_sizes_open
 from bbgrap.compiler.predict import Predictor
 from bbgrap.planners.options import TransferType
 from bbgrap.planners.plan import Plan
@@ -55,7 +55,7 @@ def compile_plan(
         build_initial(plan, descriptions, begins, open_sizes=open_sizes), transfers=transfers, dictionary_devices=dictionary_devices
     )
     tailored, fused = DEFAULT_PASSES[:-1], DEFAULT_PASSES[-1:]
-    opened = (OpenSizes(),) if open_sizes else ()
+    opened = (leave_sizes_open,) if open_sizes else ()
     early = (ChunkInputs(Predictor(plan.cluster), narrower(plan.graph, descriptions)),) if instalments and not open_sizes else ()
     passes = (*tailored, *opened, *fused, *early, SlowestFirst(plan.cluster))
     return Compiled(plan, initial, optimize(initial, passes, verify=verify), bool(early))

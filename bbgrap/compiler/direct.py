@@ -8,9 +8,9 @@ A test compares it with the long way: the same messages of the same bytes, the s
 from __future__ import annotations
 
 from bbgrap.compiler.host_concat import joined_by_host
-from bbgrap.compiler.passes.dead import DropUnused
-from bbgrap.compiler.passes.fuse import FuseSegments
-from bbgrap.compiler.passes.transfers import DropEmptyMessages
+from bbgrap.compiler.passes.dead import drop_unused
+from bbgrap.compiler.passes.fuse import fuse_segments
+from bbgrap.compiler.passes.transfers import drop_empty_messages
 from bbgrap.compiler.program_writer import DeviceWriter, ProgramWriter
 from bbgrap.graph import Node
 from bbgrap.graph.state import kept_region, uncut
@@ -29,8 +29,8 @@ def build_direct(plan: Plan, pieces: Pieces) -> Program:
     """Return the fused program of a plan, to be timed."""
     program = _Builder(plan, pieces).run()
     if any(map(_has_unused, program.devices)):
-        program = DropEmptyMessages().run(DropUnused().run(program))
-    return FuseSegments().run(program)
+        program = drop_empty_messages(drop_unused(program))
+    return fuse_segments(program)
 
 
 def _has_unused(device: DeviceProgram) -> bool:

@@ -72,7 +72,7 @@ class _Array(NetworkModel):
 def step_seconds(program: Program, topology: str) -> float:
     """Return what a training step takes on an array of as many accelerators as the program has devices."""
     cluster = accelerators(program.host, topology)
-    acts = Predictor(cluster).acts(SlowestFirst(cluster).run(program))
+    acts = Predictor(cluster).acts(SlowestFirst(cluster)(program))
     acts[program.host] = acts[program.host][1:-1]  # a request of a client, and its answer
     names = [*(node.name for node in cluster.nodes), "host"]
     return run_clock(names, acts, _Array(cluster)).total_s

@@ -44,7 +44,7 @@ REPEATED_BYTES = 16 << 20
 
 @dataclass(frozen=True, slots=True)
 class ChunkInputs:
-    """Send devices their inputs in chunks where that is predicted to shorten the request. After `FuseSegments`.
+    """Send devices their inputs in chunks where that is predicted to shorten the request. After `fuse_segments`.
 
     1. Only agents that begin with one message from the host, over a way that takes a while.
     2. The stretch of first operations ends at a buffer that alone is read by what follows. It is cut along the axis, and into the parts,
@@ -55,7 +55,7 @@ class ChunkInputs:
     predictor: Predictor
     narrow: Narrow
 
-    def run(self, program: Program) -> Program:
+    def __call__(self, program: Program) -> Program:
         """Return the program with inputs in chunks where that is faster."""
         if program.transfers == "int8":
             return program

@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from bbgrap.program.steps import Apply, Assemble, BufferId, Combine, Compute, DeviceProgram, Op, Piece, Program, Send, Step, reads_of
 
 
-@dataclass(frozen=True, slots=True)
-class ForwardCrops:
+def forward_crops(program: Program) -> Program:
     """Take the pieces of an assembly directly from where they come.
 
     1. An assembly that reads other assemblies reads their pieces instead: a crop of a concat becomes a concat of crops, and only the
        pieces that the crop touches remain.
     2. A crop of a sum becomes a sum of crops: every device adds up only what it needs (reduce-scatter).
-    3. What was read before stays for readers of other kinds; if there are none, `DropUnused` removes it.
+    3. What was read before stays for readers of other kinds; if there are none, `drop_unused` removes it.
     """
-
-    def run(self, program: Program) -> Program:
-        """Return the program with every assembly reading no other assembly and no sum."""
-        return replace(program, devices=tuple(_Forwarder(device).run() for device in program.devices))
+    return replace(program, devices=tuple(_Forwarder(device).run() for device in program.devices))
 
 
 class _Forwarder:
@@ -83,17 +79,13 @@ def reading_parts(step: Step, parts: Mapping[BufferId, Sequence[Piece]]) -> Step
     return Compute(tuple(Assemble(op.output, instead_of(op.pieces, parts)) if isinstance(op, Assemble) else op for op in step.ops))
 
 
-@dataclass(frozen=True, slots=True)
-class DropTrivialAssemblies:
+def drop_trivial_assemblies(program: Program) -> Program:
     """Figure 5 (c): what a device needs is exactly what it holds.
 
     1. An assembly of one piece that is all of its source is dropped; its readers read the source.
     2. Two assemblies, or sums, of one value and region on one device: the first serves the readers of both.
     """
-
-    def run(self, program: Program) -> Program:
-        """Return the program without assemblies that change nothing."""
-        return replace(program, devices=tuple(_drop_trivial(device) for device in program.devices))
+    return replace(program, devices=tuple(_drop_trivial(device) for device in program.devices))
 
 
 def _drop_trivial(device: DeviceProgram) -> DeviceProgram:

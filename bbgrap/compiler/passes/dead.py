@@ -2,31 +2,27 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from bbgrap.program.steps import BufferId, Compute, DeviceProgram, Program, Receive, Send, Step, reads_of, writes_of
 
 LiveBuffers = set[tuple[int, BufferId]]
 
 
-@dataclass(frozen=True, slots=True)
-class DropUnused:
+def drop_unused(program: Program) -> Program:
     """Keep only what answers, and the state of the next request, depend on.
 
     1. An operation none of whose results is read on its device or sent is removed.
     2. A part of a message that its receiver does not read is removed at both ends; the message stays, even if empty.
     """
-
-    def run(self, program: Program) -> Program:
-        """Return the program without unused operations and parts."""
-        live = _live(program)
-        kept_parts: dict[int, tuple[int, ...]] = {
-            step.message: tuple(n for n, buffer in enumerate(step.buffers) if (device.device, buffer) in live)
-            for device in program.devices
-            for step in device.steps
-            if isinstance(step, Receive)
-        }
-        return replace(program, devices=tuple(_drop_unused(device, live, kept_parts) for device in program.devices))
+    live = _live(program)
+    kept_parts: dict[int, tuple[int, ...]] = {
+        step.message: tuple(n for n, buffer in enumerate(step.buffers) if (device.device, buffer) in live)
+        for device in program.devices
+        for step in device.steps
+        if isinstance(step, Receive)
+    }
+    return replace(program, devices=tuple(_drop_unused(device, live, kept_parts) for device in program.devices))
 
 
 def _live(program: Program) -> LiveBuffers:

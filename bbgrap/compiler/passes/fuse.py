@@ -23,8 +23,7 @@ WORTH_A_MESSAGE_BYTES = round(3 * MESSAGE_S * ETHERNET.bandwidth_bytes_per_s)
 ends' processors. Chosen: not all of that is waiting."""
 
 
-@dataclass(frozen=True, slots=True)
-class FuseSegments:
+def fuse_segments(program: Program) -> Program:
     """Give every layer a phase, the number of exchanges that must come before it, and fuse by phase.
 
     1. As early as possible: a layer comes after what it reads, and one phase later if any device has to fetch some of that from
@@ -37,15 +36,13 @@ class FuseSegments:
        them become one.
     4. Nobody waits for what only the host reads: it is made, and sent, while messages fly, and as soon as the device has all for it.
     """
-
-    def run(self, program: Program) -> Program:
-        """Return the program as one segment per device and exchange."""
-        layers = layer_phases(program)
-        early = [_earliest(program, device, layers) for device in program.devices]
-        sent = _sent_phases(program, early)
-        slots = [_slots(program, device, early[device.device], sent) for device in program.devices]
-        leaves = {message: 2 * phase + (program.senders[message][1].destination == program.host) for message, phase in sent.items()}
-        return _regrouped(program, slots, leaves)
+    layers = layer_phases(program)
+    early = [_earliest(program, device, layers) for device in program.devices]
+    sent = _sent_phases(program, early)
+    slots = [_slots(program, device, early[device.device], sent) for device in program.devices]
+    leaves = {message: 2 * phase + (program.senders[message][1].destination == program.host) for message, phase in sent.items()}
+    merge = _merge(program, slots, leaves)
+    return replace(program, devices=tuple(_device(device, slots[device.device], leaves, merge) for device in program.devices))
 
 
 def layer_phases(program: Program) -> dict[str, Phase]:
@@ -194,13 +191,8 @@ def _merge(program: Program, slots: list[dict[BufferId, Slot]], leaves: dict[int
     return merge
 
 
-def _regrouped(program: Program, slots: list[dict[BufferId, Slot]], leaves: dict[int, Slot]) -> Program:
-    """Rebuild every device from its slots; messages between two devices become one."""
-    merge = _merge(program, slots, leaves)
-    return replace(program, devices=tuple(_device(device, slots[device.device], leaves, merge) for device in program.devices))
-
-
 def _device(device: DeviceProgram, slots: dict[BufferId, Slot], leaves: dict[int, Slot], merge: _Merge) -> DeviceProgram:
+    """Rebuild a device from its slots; messages between two devices become one."""
     ops: dict[Slot, list[Op]] = defaultdict(list)
     sends: dict[Slot, dict[int, Send]] = defaultdict(dict)
     arrived: dict[int, Receive] = {}

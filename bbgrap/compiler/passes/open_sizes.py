@@ -3,30 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from bbgrap.errors import PlanError
 from bbgrap.program.steps import Assemble, Buffer, BufferId, Compute, DeviceProgram, Piece, Program, Send, Step
 from bbgrap.shapemap import ShapeMap
 
 
-@dataclass(frozen=True, slots=True)
-class OpenSizes:
-    """Let nothing but segments know sizes: a part of a buffer that is sent becomes a buffer of its own, made by a segment."""
+def leave_sizes_open(program: Program) -> Program:
+    """Let nothing but segments know sizes: a part of a buffer that is sent becomes a buffer of its own, made by a segment.
 
-    def run(self, program: Program) -> Program:
-        """Return the program with every moving buffer sent whole.
-
-        Raises:
-            PlanError: if something is cut along an axis whose size moves.
-        """
-        graph = program.graph
-        for buffer in (buffer for device in program.devices for buffer in device.buffers.values()):
-            whole = ShapeMap.full(graph.types[buffer.value].shape or ())
-            if cut := [axis for axis in graph.moving.get(buffer.value, ()) if buffer.region.axes[axis] != whole.axes[axis]]:
-                raise PlanError(f"model '{graph.name}': '{buffer.value}' is cut along axis {cut[0]}, whose size changes between requests")
-        host = program.devices[program.host]
-        return replace(program, devices=(*(_opened(program, d) for d in program.devices[: program.host]), host), open_sizes=True)
+    Raises:
+        PlanError: if something is cut along an axis whose size moves.
+    """
+    graph = program.graph
+    for buffer in (buffer for device in program.devices for buffer in device.buffers.values()):
+        whole = ShapeMap.full(graph.types[buffer.value].shape or ())
+        if cut := [axis for axis in graph.moving.get(buffer.value, ()) if buffer.region.axes[axis] != whole.axes[axis]]:
+            raise PlanError(f"model '{graph.name}': '{buffer.value}' is cut along axis {cut[0]}, whose size changes between requests")
+    host = program.devices[program.host]
+    return replace(program, devices=(*(_opened(program, d) for d in program.devices[: program.host]), host), open_sizes=True)
 
 
 def _opened(program: Program, device: DeviceProgram) -> DeviceProgram:

@@ -26,7 +26,7 @@ class SlowestFirst:
 
     cluster: Cluster
 
-    def run(self, program: Program) -> Program:
+    def __call__(self, program: Program) -> Program:
         """Return a program with the same messages."""
         return replace(program, devices=tuple(self._ordered(device) for device in program.devices))
 

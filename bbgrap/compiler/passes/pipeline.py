@@ -1,41 +1,34 @@
 """The contract of passes, and their order (BBGraP, section 3.3).
 
-A pass is a frozen dataclass with `run(program) -> program`. It may not change what `simulate` answers (tests check it for every pass)
+A pass is a function from programs to programs. It may not change what `simulate` answers (tests check it for every pass)
 and may not add a byte to what travels between devices (checked here, always). With `verify`, every law of programs is checked between
 passes; a failure names the passes that already ran.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Callable, Sequence
 
-from bbgrap.compiler.passes.crops import DropTrivialAssemblies, ForwardCrops
-from bbgrap.compiler.passes.dead import DropUnused
-from bbgrap.compiler.passes.fuse import FuseSegments
-from bbgrap.compiler.passes.state import TailorState
-from bbgrap.compiler.passes.transfers import DropEmptyMessages, TailorTransfers
+from bbgrap.compiler.passes.crops import drop_trivial_assemblies, forward_crops
+from bbgrap.compiler.passes.dead import drop_unused
+from bbgrap.compiler.passes.fuse import fuse_segments
+from bbgrap.compiler.passes.state import tailor_state
+from bbgrap.compiler.passes.transfers import drop_empty_messages, tailor_transfers
 from bbgrap.errors import ProgramError
 from bbgrap.program.statistics import traffic_bytes
 from bbgrap.program.steps import Program, check_program
 
-
-class Pass(Protocol):
-    """A rewriting of programs."""
-
-    def run(self, program: Program) -> Program:
-        """Return an equivalent program."""
-        ...
-
+Pass = Callable[[Program], Program]
+"""A rewriting of programs: returns an equivalent one."""
 
 DEFAULT_PASSES: tuple[Pass, ...] = (
-    TailorState(),
-    ForwardCrops(),
-    DropUnused(),
-    TailorTransfers(),
-    DropTrivialAssemblies(),
-    DropEmptyMessages(),
-    FuseSegments(),
+    tailor_state,
+    forward_crops,
+    drop_unused,
+    tailor_transfers,
+    drop_trivial_assemblies,
+    drop_empty_messages,
+    fuse_segments,
 )
 """What every program goes through; `ChunkInputs` and `SlowestFirst`, which ask for a cluster's links, may follow."""
 
@@ -49,8 +42,8 @@ def optimize(program: Program, passes: Sequence[Pass] = DEFAULT_PASSES, *, verif
     done: list[str] = []
     before = traffic_bytes(program)
     for step in passes:
-        program = step.run(program)
-        name = type(step).__name__
+        program = step(program)
+        name = getattr(step, "__name__", type(step).__name__)
         if (after := traffic_bytes(program)) > before:
             raise ProgramError(f"pass {name}: traffic grew from {before} to {after} bytes; passes before it: {', '.join(done) or 'none'}")
         if verify and (faults := check_program(program)):

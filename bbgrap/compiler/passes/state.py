@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from bbgrap.compiler.passes.crops import instead_of, reading_parts
 from bbgrap.compiler.passes.transfers import disjoint_union, regions_read
@@ -12,18 +12,14 @@ from bbgrap.program.steps import Assemble, BufferId, Compute, DeviceProgram, Op,
 from bbgrap.shapemap import ShapeMap
 
 
-@dataclass(frozen=True, slots=True)
-class TailorState:
+def tailor_state(program: Program) -> Program:
     """Derived back to front over the border of two requests: what a device reads of state is what it keeps.
 
     1. A state that a device does not read is neither held by it before a request, nor gathered for the next one.
-    2. Of one of which it reads only some regions it holds, and keeps, just these: `TailorTransfers` then sends no more.
+    2. Of one of which it reads only some regions it holds, and keeps, just these: `tailor_transfers` then sends no more.
     """
-
-    def run(self, program: Program) -> Program:
-        """Return the program with every agent's state cut down to what it reads."""
-        host = program.devices[program.host]
-        return replace(program, devices=(*(_tailored(program.graph, d) for d in program.devices[: program.host]), host))
+    host = program.devices[program.host]
+    return replace(program, devices=(*(_tailored(program.graph, d) for d in program.devices[: program.host]), host))
 
 
 def _tailored(graph: Graph, device: DeviceProgram) -> DeviceProgram:

@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from bbgrap.compiler.passes.crops import reading_parts
 from bbgrap.program.steps import Assemble, BufferId, DeviceProgram, Piece, Program, Receive, Send, Step, reads_of
 from bbgrap.shapemap import ShapeMap, subtract_all
 
 
-@dataclass(frozen=True, slots=True)
-class TailorTransfers:
+def tailor_transfers(program: Program) -> Program:
     """Figure 5 (b), (d), (e): send only `needed - held`.
 
     1. A received buffer that nobody reads is not sent.
     2. One of which only some regions are read is replaced by buffers of just those regions, disjoint; the sender sends those.
     3. One that is read whole, or by an operation that is no assembly, stays as it is.
     """
-
-    def run(self, program: Program) -> Program:
-        """Return the program with every transfer cut down to what its receiver reads."""
-        wanted: dict[tuple[int, int], list[ShapeMap]] = {}
-        receivers = [_tailor_receiver(device, wanted) for device in program.devices]
-        return replace(program, devices=tuple(_tailor_sender(device, wanted) for device in receivers))
+    wanted: dict[tuple[int, int], list[ShapeMap]] = {}
+    receivers = [_tailor_receiver(device, wanted) for device in program.devices]
+    return replace(program, devices=tuple(_tailor_sender(device, wanted) for device in receivers))
 
 
 def regions_read(device: DeviceProgram) -> dict[BufferId, list[ShapeMap]]:
@@ -98,13 +94,9 @@ def _tailor_sender(device: DeviceProgram, wanted: dict[tuple[int, int], list[Sha
     return replace(device, steps=tuple(tailored(step) for step in device.steps))
 
 
-@dataclass(frozen=True, slots=True)
-class DropEmptyMessages:
+def drop_empty_messages(program: Program) -> Program:
     """Drop synchronisation that carries no data: messages without parts are neither sent nor awaited."""
-
-    def run(self, program: Program) -> Program:
-        """Return the program without empty messages."""
-        return replace(program, devices=tuple(_drop_empty(device) for device in program.devices))
+    return replace(program, devices=tuple(_drop_empty(device) for device in program.devices))
 
 
 def _drop_empty(device: DeviceProgram) -> DeviceProgram:

@@ -50,7 +50,7 @@ def test_planned_along_one_direction_it_takes_the_same_time(graph: Graph, cluste
     assert not check_program(short)
     assert messages(short) == messages(long_way)
     assert work(short) == work(long_way)
-    predictor, short = Predictor(cluster), SlowestFirst(cluster).run(short)  # the long way has that order
+    predictor, short = Predictor(cluster), SlowestFirst(cluster)(short)  # the long way has that order
     assert predictor.timeline(short).total_s <= predictor.timeline(long_way).total_s * 1.02
 
 

@@ -131,7 +131,7 @@ def test_answers_are_right_and_the_request_is_predicted_to_be_shorter(batch, opt
     plan = make_plan(graph, slow, options, all_descriptions(graph))
     descriptions, predictor = all_descriptions(graph), Predictor(slow)
     before = optimize(compile_plan(plan, descriptions).initial, DEFAULT_PASSES)
-    after = ChunkInputs(predictor, narrower(graph, descriptions)).run(before)
+    after = ChunkInputs(predictor, narrower(graph, descriptions))(before)
     assert predictor.timeline(after).total_s < predictor.timeline(before).total_s
     assert len([s for s in after.devices[1].steps if isinstance(s, Receive) and s.source == after.host]) > 1
     run_checked(after, random_feeds(graph), all_values(graph, random_feeds(graph)))

@@ -30,10 +30,10 @@ def test_every_pass_keeps_every_tensor_and_adds_no_byte(graph: Graph, cluster: C
     assert not check_program(program)
     programs = [program]
     for step in DEFAULT_PASSES:
-        programs.append(step.run(programs[-1]))
-        assert not check_program(programs[-1]), type(step).__name__
-        assert traffic_bytes(programs[-1]) <= traffic_bytes(programs[-2]), type(step).__name__
-        assert statistics_of(step.run(programs[-1])) == statistics_of(programs[-1]), f"{type(step).__name__} is not idempotent"
+        programs.append(step(programs[-1]))
+        assert not check_program(programs[-1]), step.__name__
+        assert traffic_bytes(programs[-1]) <= traffic_bytes(programs[-2]), step.__name__
+        assert statistics_of(step(programs[-1])) == statistics_of(programs[-1]), f"{step.__name__} is not idempotent"
     for candidate in (programs[0], programs[1], programs[-1]):
         for name, got in zip(graph.outputs, run_checked(candidate, feeds, values), strict=True):
             assert_close(got, values[name], name)
