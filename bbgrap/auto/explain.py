@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -145,11 +145,7 @@ def _span(stage: _Stage) -> str:
 
 def _split_words(plan: Plan, stage: _Stage) -> str:
     """Return how most of a stage's layers are divided: along what, and how many each node gets."""
-    counts: dict[str, int] = {}
-    for name in stage.nodes:
-        words = tiles_in_words(plan, name)
-        counts[words] = counts.get(words, 0) + 1
-    words = max(counts, key=lambda key: counts[key])
+    ((words, _),) = Counter(tiles_in_words(plan, name) for name in stage.nodes).most_common(1)
     return words if len(words) <= 34 else words[:31] + "..."
 
 
