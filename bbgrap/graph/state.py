@@ -70,17 +70,13 @@ def counts_words(symbol: int | str | None) -> bool:
 def kept_region(graph: Graph, name: str, region: ShapeMap) -> ShapeMap:
     """Return the region of a state's output that is `region` of its input; an axis that grows is whole in both."""
     output = graph.state[name]
-    whole = ShapeMap.full(graph.types[output].known_shape)
-    for axis in range(whole.rank):
-        if axis not in _growing(graph, name, output):
-            whole = whole.replace(axis, region.axes[axis])
-    return whole
+    growing, whole = _growing(graph, name, output), ShapeMap.full(graph.types[output].known_shape)
+    return ShapeMap(tuple(whole.axes[axis] if axis in growing else held for axis, held in enumerate(region.axes)))
 
 
 def uncut(graph: Graph, name: str, region: ShapeMap) -> ShapeMap:
     """Return the smallest region of a state input that has this one, and is whole along the axis that grows."""
-    output = graph.state[name]
-    for axis in _growing(graph, name, output):
+    for axis in _growing(graph, name, graph.state[name]):
         region = region.replace(axis, IntervalSet.of((0, graph.types[name].known_shape[axis])))
     return region
 
@@ -91,14 +87,11 @@ def with_growth(graph: Graph, longer: Graph) -> Graph:
     Raises:
         ModelError: if more than sizes differ: then what the model computes depends on how long its state is.
     """
-    if [(n.name, n.op, n.inputs, n.outputs, repr(n.attributes)) for n in graph.nodes] != [
-        (n.name, n.op, n.inputs, n.outputs, repr(n.attributes)) for n in longer.nodes
-    ]:
+    now, then = ([(n.name, n.op, n.inputs, n.outputs, repr(n.attributes)) for n in each.nodes] for each in (graph, longer))
+    if now != then:
         raise ModelError(f"model '{graph.name}': its nodes are others when its state is longer")
-    if {w.name: w.digest for w in graph.weights.values()} != {w.name: w.digest for w in longer.weights.values()}:
-        changed = [
-            name for name, weight in graph.weights.items() if name not in longer.weights or longer.weights[name].digest != weight.digest
-        ]
+    digests, others = ({name: weight.digest for name, weight in each.weights.items()} for each in (graph, longer))
+    if changed := [name for name in digests | others if digests.get(name) != others.get(name)]:
         raise ModelError(f"model '{graph.name}': constants are others when its state is longer: {', '.join(changed[:3])}")
     moving: dict[str, frozenset[int]] = {}
     for name, kind in graph.types.items():
