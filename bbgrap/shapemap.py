@@ -57,11 +57,6 @@ class Interval:
         start = max(self.start, other.start)
         return Interval(start, max(start, min(self.stop, other.stop)))
 
-    def clip(self, extent: int) -> Interval:
-        """Return the part inside `[0, extent)`."""
-        start = min(max(self.start, 0), extent)
-        return Interval(start, max(start, min(self.stop, extent)))
-
     def shift(self, offset: int) -> Interval:
         """Return the interval moved by `offset`."""
         return Interval(self.start + offset, self.stop + offset)

@@ -243,16 +243,6 @@ def Max(over: tuple[Index, ...], body: Expression) -> Reduce:  # noqa: N802
     return Reduce("max", over, body)
 
 
-def Min(over: tuple[Index, ...], body: Expression) -> Reduce:  # noqa: N802
-    """Minimum of `body` over the indices."""
-    return Reduce("min", over, body)
-
-
-def Prod(over: tuple[Index, ...], body: Expression) -> Reduce:  # noqa: N802
-    """Product of `body` over the indices."""
-    return Reduce("prod", over, body)
-
-
 def accesses_in(expression: Expression) -> Iterator[Access]:
     """Yield every operand access of an expression."""
     match expression:
