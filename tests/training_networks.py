@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from bbgrap.zoo.builder import Builder
 from bbgrap.zoo.resnet import resnet
-from bbgrap.zoo.training.networks import ConvBlock, stack, vgg
+from bbgrap.zoo.training.networks import STACKS, ConvBlock, stack
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -49,10 +50,17 @@ def small_alexnet(batch: int) -> Graph:
     return stack("alexnet", batch, 3, 67, steps, (64, 64, 10))
 
 
+def small_vgg(batch: int, scale: int) -> Graph:
+    """Build VGG-A with fewer channels and features, for smaller images."""
+    channels, _, steps, features, layers = STACKS["vgg-a"]
+    fewer = [replace(step, channels=step.channels // scale) for step in steps]
+    return stack("vgg-a", batch, channels, 32, fewer, [width // scale for width in features], layers)
+
+
 SMALL: dict[str, Callable[[int], Graph]] = {
     "mlp": lambda batch: stack("mlp", batch, 64, 1, (), (128, 96, 10)),
     "alexnet": small_alexnet,
-    "vgg": lambda batch: vgg("a", batch, size=32, scale=16),
+    "vgg": lambda batch: small_vgg(batch, 16),
     "resnet": lambda batch: resnet("resnet", (1, 1, 1), batch=batch, size=16, width=8, classes=4),
 }
 """What is trained on agents."""
@@ -61,7 +69,7 @@ NETWORKS: dict[str, Callable[[int], Graph]] = {
     "branches": branches,
     "remainders": remainders,
     "perceptron": lambda batch: stack("perceptron", batch, 12, 1, (), (16, 8, 5)),
-    "vgg": lambda batch: vgg("a", batch, size=32, scale=32),
+    "vgg": lambda batch: small_vgg(batch, 32),
 }
 
 

@@ -19,26 +19,15 @@ from bbgrap.planners.registry import make_plan
 from bbgrap.program.steps import Program, Send
 from bbgrap.tdl import Description
 from bbgrap.zoo import training
-from bbgrap.zoo.training.networks import ConvBlock, stack, vgg
+from bbgrap.zoo.training.networks import NETWORKS, ConvBlock, stack
 from benchmarks.papers.accelerators import TOPOLOGIES, step_seconds
+from benchmarks.papers.networks import HYPAR
 
 PLANNERS = ("data-parallel", "one-weird-trick", "model-parallel", "hypar", "soybean")
-NETWORKS = {  # as the paper calls them, and as the zoo does
-    "SFC": "sfc",
-    "SCONV": "sconv",
-    "Lenet-c": "lenet-c",
-    "Cifar-c": "cifar-c",
-    "AlexNet": "alexnet-half",
-    "VGG-A": "vgg-a",
-    "VGG-B": "vgg-b",
-    "VGG-C": "vgg-c",
-    "VGG-D": "vgg-d",
-    "VGG-E": "vgg-e",
-}
 COUNTS = (1, 2, 4, 8, 16, 32, 64)
 BATCHES = (32, 256, 4096)
 LAYERS: Mapping[str, Callable[[int], Graph]] = {
-    "VGG-E": lambda batch: vgg("e", batch),
+    "VGG-E": NETWORKS["vgg-e"],
     "conv5": lambda batch: stack("conv5", batch, 512, 14, (*[ConvBlock(512, 3, 1)] * 3, ConvBlock(512, 3, 1, pool=14, pool_stride=14)), ()),
     "fc3": lambda batch: stack("fc3", batch, 4096, 1, (), (4096, 1000)),
 }
@@ -81,10 +70,10 @@ def alone_seconds(of: Counted) -> float:
 
 def built(name: str, batch: int = 256) -> Counted:
     """Return the training step of a network that the paper names."""
-    return Counted(training.build(NETWORKS[name], batch=batch))
+    return Counted(training.build(HYPAR[name], batch=batch))
 
 
-def counted(networks: Sequence[str] = tuple(NETWORKS), nodes: int = 16, topologies: Sequence[str] = TOPOLOGIES) -> dict[str, Any]:
+def counted(networks: Sequence[str] = tuple(HYPAR), nodes: int = 16, topologies: Sequence[str] = TOPOLOGIES) -> dict[str, Any]:
     """Return GB, and seconds in every topology and on one accelerator, of a step by planner, by the paper's names of networks."""
     found: dict[str, Any] = {}
     for name in networks:

@@ -15,7 +15,9 @@ digits. Fitted: its AlexNet is the half-width single tower; Cifar-c is Caffe's `
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+from bbgrap.zoo.training.networks import STACKS, ConvBlock
 
 BYTES = 4
 """Bytes per element."""
@@ -51,19 +53,7 @@ class Layer:
 Network = tuple[Layer, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
-    """A convolution `channels @ kernel` of a stack, and the pooling after it (`pool` = edge of its window, 0: none)."""
-
-    channels: int
-    kernel: int
-    pad: int = 0
-    stride: int = 1
-    pool: int = 0
-    pool_stride: int = 2
-
-
-def stack(channels: int, size: int, steps: Sequence[Step], features: Sequence[int], names: Sequence[str] = ()) -> Network:
+def stack(channels: int, size: int, steps: Sequence[ConvBlock], features: Sequence[int], names: Sequence[str] = ()) -> Network:
     """Return convolutions over a `size` x `size` map of `channels` channels, then products with the given numbers of features."""
     layers = []
     for number, step in enumerate(steps):
@@ -84,53 +74,34 @@ def mlp(*widths: int) -> Network:
     return stack(widths[0], 1, (), widths[1:])
 
 
-_VGG = {
-    "A": ((64,), (128,), (256,) * 2, (512,) * 2, (512,) * 2),
-    "B": ((64,) * 2, (128,) * 2, (256,) * 2, (512,) * 2, (512,) * 2),
-    "C": ((64,) * 2, (128,) * 2, (256,) * 3, (512,) * 3, (512,) * 3),
-    "D": ((64,) * 2, (128,) * 2, (256,) * 3, (512,) * 3, (512,) * 3),
-    "E": ((64,) * 2, (128,) * 2, (256,) * 4, (512,) * 4, (512,) * 4),
+HYPAR = {  # as the paper calls them, and as the zoo does
+    "SFC": "sfc",
+    "SCONV": "sconv",
+    "Lenet-c": "lenet-c",
+    "Cifar-c": "cifar-c",
+    "AlexNet": "alexnet-half",
+    "VGG-A": "vgg-a",
+    "VGG-B": "vgg-b",
+    "VGG-C": "vgg-c",
+    "VGG-D": "vgg-d",
+    "VGG-E": "vgg-e",
 }
-
-
-def vgg(variant: str) -> Network:
-    """Return VGG-A to VGG-E (224 x 224 inputs); the third convolution of C's last three stages is 1 x 1."""
-    steps, names = [], []
-    for stage, widths in enumerate(_VGG[variant], 1):
-        for number, width in enumerate(widths, 1):
-            kernel = 1 if variant == "C" and number == 3 else 3
-            steps.append(Step(width, kernel, kernel // 2, pool=2 if number == len(widths) else 0))
-            names.append(f"conv{stage}_{number}")
-    return stack(3, 224, steps, (4096, 4096, 1000), names)
-
-
-def alexnet(width: int = 2) -> Network:
-    """Return AlexNet as a single tower without groups; `width` 1 is HyPar's (half), 2 the full one."""
-    steps = (
-        Step(48 * width, 11, stride=4, pool=3),
-        Step(128 * width, 5, 2, pool=3),
-        Step(192 * width, 3, 1),
-        Step(192 * width, 3, 1),
-        Step(128 * width, 3, 1, pool=3),
-    )
-    return stack(3, 227, steps, (2048 * width, 2048 * width, 1000))
 
 
 def hypar_networks() -> dict[str, Network]:
     """Return HyPar's ten networks, in the order of its figures."""
-    return {
-        "SFC": mlp(784, 8192, 8192, 8192, 10),
-        "SCONV": stack(1, 28, (Step(20, 5), Step(50, 5, pool=2), Step(50, 5), Step(10, 5, pool=2)), ()),
-        "Lenet-c": stack(1, 28, (Step(20, 5, pool=2), Step(50, 5, pool=2)), (500, 10)),
-        "Cifar-c": stack(3, 32, (Step(32, 5, 2, pool=2), Step(32, 5, 2, pool=2), Step(64, 5, 2, pool=2)), (64, 10)),
-        "AlexNet": alexnet(1),
-        **{f"VGG-{variant}": vgg(variant) for variant in _VGG},
-    }
+    return {name: stack(*STACKS[ours]) for name, ours in HYPAR.items()}
+
+
+def alexnet() -> Network:
+    """Return AlexNet as a single tower without groups, of its full width; HyPar's has half of it."""
+    channels, size, steps, _, _ = STACKS["alexnet-half"]
+    return stack(channels, size, [replace(step, channels=2 * step.channels) for step in steps], (4096, 4096, 1000))
 
 
 def convolutions(size: int, filters: int, layers: int = 5) -> Network:
     """Return SoyBean's figure 9: 3 x 3 convolutions of `filters` channels over maps that keep their size."""
-    return stack(filters, size, [Step(filters, 3, 1)] * layers, ())
+    return stack(filters, size, [ConvBlock(filters, 3, 1)] * layers, ())
 
 
 _RESNET = {50: (3, 4, 6, 3), 101: (3, 4, 23, 3), 152: (3, 8, 36, 3)}

@@ -28,6 +28,10 @@ class ConvBlock:
     pool_stride: int = 2
 
 
+StackForm = tuple[int, int, Sequence[ConvBlock], Sequence[int], Sequence[str]]
+"""Channels (or features) and pixels of the input, convolutions, fully connected layers, and names of convolutions if not conv1, ..."""
+
+
 def stack(
     name: str, batch: int, channels: int, size: int, steps: Sequence[ConvBlock], features: Sequence[int], layers: Sequence[str] = ()
 ) -> Graph:
@@ -59,15 +63,14 @@ _VGG = {
 }
 
 
-def vgg(variant: str, batch: int, *, size: int = 224, scale: int = 1) -> Graph:
-    """Build VGG-A to VGG-E (Simonyan and Zisserman, arXiv:1409.1556) with `scale` times fewer channels and features."""
+def _vgg(variant: str) -> StackForm:
     steps, layers = [], []
     for stage, widths in enumerate(_VGG[variant], 1):
         for number, width in enumerate(widths, 1):
             kernel = 1 if variant == "c" and number == 3 else 3
-            steps.append(ConvBlock(width // scale, kernel, kernel // 2, pool=2 if number == len(widths) else 0))
+            steps.append(ConvBlock(width, kernel, kernel // 2, pool=2 if number == len(widths) else 0))
             layers.append(f"conv{stage}_{number}")
-    return stack(f"vgg-{variant}", batch, 3, size, steps, (4096 // scale, 4096 // scale, 1000 // scale), layers)
+    return 3, 224, steps, (4096, 4096, 1000), layers
 
 
 _ALEXNET_HALF = (
@@ -77,19 +80,20 @@ _ALEXNET_HALF = (
     ConvBlock(192, 3, 1),
     ConvBlock(128, 3, 1, pool=3),
 )
-_STACKS: dict[str, tuple[int, int, tuple[ConvBlock, ...], tuple[int, ...]]] = {
-    "mlp": (784, 1, (), (2048, 2048, 10)),
-    "sfc": (784, 1, (), (8192, 8192, 8192, 10)),
-    "sconv": (1, 28, (ConvBlock(20, 5), ConvBlock(50, 5, pool=2), ConvBlock(50, 5), ConvBlock(10, 5, pool=2)), ()),
-    "lenet-c": (1, 28, (ConvBlock(20, 5, pool=2), ConvBlock(50, 5, pool=2)), (500, 10)),
-    "cifar-c": (3, 32, tuple(ConvBlock(width, 5, 2, pool=2) for width in (32, 32, 64)), (64, 10)),
-    "alexnet-half": (3, 227, _ALEXNET_HALF, (2048, 2048, 1000)),
+STACKS: Mapping[str, StackForm] = {
+    "mlp": (784, 1, (), (2048, 2048, 10), ()),
+    "sfc": (784, 1, (), (8192, 8192, 8192, 10), ()),
+    "sconv": (1, 28, (ConvBlock(20, 5), ConvBlock(50, 5, pool=2), ConvBlock(50, 5), ConvBlock(10, 5, pool=2)), (), ()),
+    "lenet-c": (1, 28, (ConvBlock(20, 5, pool=2), ConvBlock(50, 5, pool=2)), (500, 10), ()),
+    "cifar-c": (3, 32, tuple(ConvBlock(width, 5, 2, pool=2) for width in (32, 32, 64)), (64, 10), ()),
+    "alexnet-half": (3, 227, _ALEXNET_HALF, (2048, 2048, 1000), ()),
+    **{f"vgg-{variant}": _vgg(variant) for variant in _VGG},
 }
-"""Channels (or features) and pixels of the input, convolutions, fully connected layers."""
+"""By name. VGG-A to VGG-E are those of Simonyan and Zisserman, arXiv:1409.1556."""
 
 
 def _stack(name: str, batch: int) -> Graph:
-    return stack(name, batch, *_STACKS[name])
+    return stack(name, batch, *STACKS[name])
 
 
 def small_resnet(batch: int) -> Graph:
@@ -98,8 +102,7 @@ def small_resnet(batch: int) -> Graph:
 
 
 NETWORKS: Mapping[str, Callable[[int], Graph]] = {
-    **{name: partial(_stack, name) for name in _STACKS},
-    **{f"vgg-{variant}": partial(vgg, variant) for variant in _VGG},
+    **{name: partial(_stack, name) for name in STACKS},
     "alexnet": alexnet,
     "resnet": small_resnet,
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.papers.hypar import CONSISTENT, DATA, LITERAL, MODEL, HyPar, digits, example_bytes
-from benchmarks.papers.networks import alexnet, hypar_networks, vgg
+from benchmarks.papers.networks import alexnet, hypar_networks
 
 NETWORKS = hypar_networks()
 
@@ -111,7 +111,7 @@ def test_h8_the_physically_consistent_reading() -> None:
 
 
 def test_section_6_5_2_plans_of_vgg_e_at_other_batch_sizes() -> None:
-    small, large = (digits(HyPar(vgg("E"), batch=batch).hierarchical().plan) for batch in (32, 4096))
+    small, large = (digits(HyPar(NETWORKS["VGG-E"], batch=batch).hierarchical().plan) for batch in (32, 4096))
     assert small[12:] == ("0101", "0101", "0101", "1101", *PRODUCTS)
     assert large[16:] == ("1101", "0101", "0101")
 

@@ -8,7 +8,7 @@ import pytest
 
 from bbgrap.planners.tilings import FORMS, tables_of
 from benchmarks.papers.chains import LayerTilings, Search, areas_of
-from benchmarks.papers.networks import Network, alexnet, convolutions, hypar_networks, lstm, main_path, mlp, vgg, wresnet
+from benchmarks.papers.networks import Network, alexnet, convolutions, hypar_networks, lstm, main_path, mlp, wresnet
 from benchmarks.papers.soybean import (
     LETTERS,
     classical_data_parallel,
@@ -139,8 +139,8 @@ def test_what_the_greedy_cuts_really_move() -> None:
     [
         (alexnet(), 256, 0.309, 3.493),
         (alexnet(), 1024, 0.605, 3.493),
-        (vgg("A"), 256, 0.661, 7.440),
-        (vgg("D"), 256, 0.968, 7.747),
+        (NETWORKS["VGG-A"][0], 256, 0.661, 7.440),
+        (NETWORKS["VGG-D"][0], 256, 0.968, 7.747),
         (convolutions(6, 2048), 256, 2.189, 10.57),
         (convolutions(24, 512), 256, 0.661, 0.661),
     ],
