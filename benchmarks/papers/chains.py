@@ -17,7 +17,7 @@ dy), weights are eliminated on the way, so a chain costs O(layers) whatever the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -100,20 +100,15 @@ class ChainPlan:
     total: float
 
 
-Allowed = Callable[[int, str], Sequence[str]]
-"""The tilings that a tensor may take: of the weights of layer l ("w"), of what layer l reads ("x", "dx"; l may be past the last)."""
-
-
 class Search:
     """The dynamic programming over a chain of given areas, for one set of tables.
 
     `sums` allows cuts that leave partial sums; without them a product runs only along its other two loops.
     """
 
-    def __init__(self, tables: Tables, areas: Sequence[Areas], allowed: Allowed | None = None, *, sums: bool = True) -> None:
+    def __init__(self, tables: Tables, areas: Sequence[Areas], *, sums: bool = True) -> None:
         self.tables = tables
         self.areas = tuple(areas)
-        self.allowed = allowed
         self.loops = {name: FORMS if sums else FORMS.replace(loop, "") for name, loop in SUMMED.items()}
         self.cost = cache(self._cost)
 
@@ -143,22 +138,17 @@ class Search:
     def run(self) -> ChainPlan:
         """Return the cheapest plan; of equals the first in the order of `tables.tilings`."""
         count = len(self.tables.tilings)
-        best = self._barrier(0, "x")[:, None] + self._barrier(0, "dx")
+        best = np.zeros((count, count))
         trail = []
-        for number, areas in enumerate(self.areas):
+        for areas in self.areas:
             backward = np.zeros((count,) * 3) if areas.backward is None else self.cost("backward", areas.backward)
             through = best[:, None, None, :] + backward.transpose(1, 0, 2)  # [x, w, dy, dx]
             chosen_dx = through.argmin(3)
-            inner = through.min(3) + self.cost("gradient", areas.gradient).transpose(0, 2, 1) + self._barrier(number, "w")[:, None]
+            inner = through.min(3) + self.cost("gradient", areas.gradient).transpose(0, 2, 1)
             forward = self.cost("forward", areas.forward).reshape(count * count, count)
             best, chosen = _min_plus(forward, inner.reshape(count * count, count))
-            best = best + self._barrier(number + 1, "x")[:, None] + self._barrier(number + 1, "dx")
             trail.append((chosen, chosen_dx))
         return self._follow(best, trail)
-
-    def _barrier(self, number: int, tensor: str) -> Floats:
-        allowed = self.tables.tilings if self.allowed is None else self.allowed(number, tensor)
-        return np.array([0.0 if tiling in allowed else np.inf for tiling in self.tables.tilings])
 
     def _follow(self, best: Floats, trail: Sequence[tuple[NDArray[Any], NDArray[Any]]]) -> ChainPlan:
         names = self.tables.tilings
