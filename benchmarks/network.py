@@ -14,12 +14,10 @@ Links are emulated (`benchmarks/testbed.py`), which needs root on Linux; else on
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 from bbgrap.bench import bench
@@ -30,12 +28,12 @@ from bbgrap.cli.output import print_json, print_table, say, step
 from bbgrap.errors import UsageError
 from bbgrap.planners.options import TRANSFER_TYPES, PlanOptions, TransferType
 from benchmarks.exit_status import exit_status
+from benchmarks.kept import Row, keep_by_model
 from benchmarks.lock_price import compare, print_prices
 from benchmarks.plots import grouped_bars
 from benchmarks.speedups import write_table
 from benchmarks.testbed import CORES, LOCKS, Lock, Rate, Reached, at, can_limit, open_testbed, probe
 
-RESULTS = Path(__file__).parent / "results"
 MODELS = "resnet50,vgg16"
 LINKS = "loopback,10gbit,1gbit,100mbit"
 PLANNERS_MEASURED = "bbgrap:rows,bbgrap:channels"
@@ -68,11 +66,6 @@ class ModelAt:
     def source(self) -> str:
         """What the commands of bbgrap call it."""
         return self.name if self.name.endswith(".onnx") else f"zoo:{self.name}"
-
-    @property
-    def label(self) -> str:
-        """A name for files and pictures."""
-        return Path(self.name).stem + (f"-batch{self.batch}" if self.batch > 1 else "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,20 +155,19 @@ def rows_of(report: Mapping[str, Any], job: Job, link: Mapping[str, Any], date: 
     ]
 
 
-def merged(old: Sequence[dict[str, Any]], new: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return old rows and new ones; a new row replaces the old one of the same measurement; the slowest link is last."""
-    rows = {tuple(row[key] for key in KEY): row for row in (*old, *new)}
-    return sorted(rows.values(), key=lambda row: (-(Rate.parse(row["link"]).bits_per_s or float("inf")), row["planner"], row["split"]))
+def order(row: Row) -> tuple[object, ...]:
+    """Return what rows are sorted by: the slowest link is last."""
+    return -(Rate.parse(row["link"]).bits_per_s or float("inf")), row["planner"], row["split"]
 
 
-def series_of(row: Mapping[str, Any]) -> str:
+def series_of(row: Row) -> str:
     """Name the plan of a row."""
     exact = row["transfer_dtype"] == "exact"
     plan = f"{row['planner']}/{row['objective']}" if row["objective"] != "latency" else f"{row['planner']}:{row['split']}"
     return plan + ("" if exact else f" {row['transfer_dtype']}") + (" pictures" if row["inputs"] == "pictures" else "")
 
 
-def picture(rows: Sequence[Mapping[str, Any]]) -> str:
+def picture(rows: Sequence[Row]) -> str:
     """Draw the speed-ups of one model, a group of bars per link; the dashed line is the single node."""
     values: dict[str, dict[str, float | None]] = {}
     for row in rows:
@@ -183,20 +175,6 @@ def picture(rows: Sequence[Mapping[str, Any]]) -> str:
     first = rows[0]
     title = f"{first['model']}, batch {first['batch']}: two machines of one core against one"
     return grouped_bars(title, values, axis="speed-up", target=1.0)
-
-
-def keep(rows: Sequence[dict[str, Any]], folder: Path = RESULTS) -> list[Path]:
-    """Add rows to the results and draw them; returns the files."""
-    folder.mkdir(parents=True, exist_ok=True)
-    written = []
-    for model in dict.fromkeys(ModelAt(row["model"], row["batch"]) for row in rows):
-        path = folder / f"network-{model.label}.json"
-        old = json.loads(path.read_text()) if path.exists() else []
-        together = merged(old, [row for row in rows if ModelAt(row["model"], row["batch"]) == model])
-        path.write_text(json.dumps(together, indent=1) + "\n")
-        path.with_suffix(".svg").write_text(picture(together))
-        written += [path, path.with_suffix(".svg")]
-    return written
 
 
 def print_rows(rows: Sequence[Mapping[str, Any]]) -> None:
@@ -255,7 +233,8 @@ def _work(given: argparse.Namespace) -> int:
         found = measure_link(rate, jobs, given.lock)
         rows += found
         if given.save:
-            say(f"written: {', '.join(map(str, (*keep(found), *write_table())))}")
+            written = keep_by_model("network", found, KEY, order, picture)
+            say(f"written: {', '.join(map(str, (*written, *write_table())))}")
     if given.json:
         print_json(rows)
     else:

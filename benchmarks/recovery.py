@@ -33,11 +33,11 @@ import zmq
 from bbgrap.cli.output import print_json, print_table, say
 from bbgrap.errors import ClusterUnavailableError, UsageError
 from benchmarks.exit_status import exit_status
+from benchmarks.kept import RESULTS, keep
 from benchmarks.lan import Lan, enter_hub, lan_of
 from benchmarks.machines import COORDINATOR, Machines, machines_at
 from benchmarks.testbed import can_limit, terminable
 
-RESULTS = Path(__file__).parent / "results" / "recovery.json"
 AGENTS = ("agent0", "agent1", "agent2")
 CLIENTS = 4
 DEADLINE_S = 60.0
@@ -310,13 +310,6 @@ def planned_anew(serving: Sequence[Line], began: float) -> bool:
 # --- the command --------------------------------------------------------------------------------------------------------------------
 
 
-def keep(rows: Sequence[Mapping[str, Any]], path: Path = RESULTS) -> None:
-    """Add rows to the results; what was measured before for the same event and model is replaced."""
-    old = json.loads(path.read_text()) if path.exists() else []
-    new = {(row["event"], row["model"]) for row in rows}
-    path.write_text(json.dumps([*(row for row in old if (row["event"], row["model"]) not in new), *rows], indent=1) + "\n")
-
-
 def _work(given: argparse.Namespace) -> int:
     by_name = {event.name: event for event in EVENTS}
     names = [name for name in given.events.split(",") if name]
@@ -342,7 +335,7 @@ def _work(given: argparse.Namespace) -> int:
         else:
             subprocess.run(["rm", "-rf", str(home)], check=False)  # noqa: S607
         if given.save:
-            keep(rows[-1:])
+            keep(rows[-1:], RESULTS / "recovery.json", ("event", "model"))
     if given.json:
         print_json(rows)
     else:

@@ -15,7 +15,6 @@ Results are added to `benchmarks/results/scale-MODEL.json`, with a picture besid
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import sys
 import time
@@ -49,11 +48,11 @@ from bbgrap.session import InferenceSession
 from benchmarks.contention import Work, company
 from benchmarks.device_times import TURNS, Peers, Stopwatch, Walk, loaded
 from benchmarks.exit_status import exit_status
+from benchmarks.kept import Row, keep_by_model
 from benchmarks.network import Job, ModelAt, measure, parse_planner
 from benchmarks.plots import lines
 from benchmarks.testbed import CORES, Place, Rate, Reached, at, can_limit, open_testbed, probe
 
-RESULTS = Path(__file__).parent / "results"
 MODELS = "resnet50,vgg16"
 NODES = "2,3,4,6,8,16"
 LINKS = "1gbit,10gbit"
@@ -283,13 +282,12 @@ def _first_shape(model: ModelAt) -> tuple[int, ...]:
     return next(iter(concrete_shapes(declared, None, model.batch).values()))
 
 
-def merged(old: Sequence[dict[str, Any]], new: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return old rows and new ones; a new row replaces the old one of the same case."""
-    rows = {tuple(row[key] for key in KEY): row for row in (*old, *new)}
-    return sorted(rows.values(), key=lambda row: (row["link"], row["planner"], row["split"], row["nodes"]))
+def order(row: Row) -> tuple[object, ...]:
+    """Return what rows are sorted by."""
+    return row["link"], row["planner"], row["split"], row["nodes"]
 
 
-def picture(rows: Sequence[Mapping[str, Any]]) -> str:
+def picture(rows: Sequence[Row]) -> str:
     """Draw the speed-ups of one model by nodes, a line per link and plan; the dashed line is the single node."""
     points: dict[str, list[tuple[float, float]]] = {}
     for row in rows:
@@ -297,20 +295,6 @@ def picture(rows: Sequence[Mapping[str, Any]]) -> str:
             points.setdefault(f"{row['link']} {row['planner']}:{row['split']}", [(1, 1)]).append((row["nodes"], row["speedup"]))
     title = f"{rows[0]['model']}, batch {rows[0]['batch']}: simulated from measured kernels, one core per node"
     return lines(title, points, axis="speed-up", below="nodes", target=1.0)
-
-
-def keep(rows: Sequence[dict[str, Any]], folder: Path = RESULTS) -> list[Path]:
-    """Add rows to the results and draw them; returns the files."""
-    folder.mkdir(parents=True, exist_ok=True)
-    written = []
-    for model in dict.fromkeys(ModelAt(row["model"], row["batch"]) for row in rows):
-        path = folder / f"scale-{model.label}.json"
-        old = json.loads(path.read_text()) if path.exists() else []
-        together = merged(old, [row for row in rows if ModelAt(row["model"], row["batch"]) == model])
-        path.write_text(json.dumps(together, indent=1) + "\n")
-        path.with_suffix(".svg").write_text(picture(together))
-        written += [path, path.with_suffix(".svg")]
-    return written
 
 
 def print_rows(rows: Sequence[Mapping[str, Any]]) -> None:
@@ -361,7 +345,7 @@ def _work(given: argparse.Namespace) -> int:
     }
     rows = [row | {"facts": facts} for row in rows]
     if given.save:
-        for path in keep(rows):
+        for path in keep_by_model("scale", rows, KEY, order, picture):
             say(f"written: {path}")
     if given.json:
         print_json(rows)

@@ -10,8 +10,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.kept import RESULTS
+
 ROOT = Path(__file__).parents[1]
-RESULTS = ROOT / "benchmarks" / "results"
 DOCUMENTS = (ROOT / "README.md", ROOT / "docs" / "benchmarks.md")
 BEGIN, END = "<!-- speed-up table -->", "<!-- end -->"
 

@@ -10,11 +10,9 @@ need root on Linux. Rows are added to `benchmarks/results/streams.json`.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 from bbgrap.cli.inputs import random_inputs
@@ -25,10 +23,10 @@ from bbgrap.planners.options import PlanOptions
 from bbgrap.session import Connection
 from bbgrap.stream import measure_stream
 from benchmarks.exit_status import exit_status
+from benchmarks.kept import RESULTS, keep
 from benchmarks.testbed import Rate, Reached, at, can_limit, open_testbed
 from benchmarks.unequal import CGROUP, limited
 
-RESULTS = Path(__file__).parent / "results" / "streams.json"
 KEY = ("model", "link", "part_of_second_core")
 """What makes two rows the same measurement."""
 
@@ -74,14 +72,6 @@ def row_of(report: Mapping[str, Any], link: str, part: float, date: str) -> dict
     }
 
 
-def keep(rows: Sequence[Mapping[str, Any]], path: Path = RESULTS) -> None:
-    """Add rows to the results; what was measured before for the same model, link and part of a core is replaced."""
-    old = json.loads(path.read_text()) if path.exists() else []
-    new = {tuple(row[key] for key in KEY) for row in rows}
-    kept = [row for row in old if tuple(row[key] for key in KEY) not in new]
-    path.write_text(json.dumps([*kept, *rows], indent=1) + "\n")
-
-
 def _work(given: argparse.Namespace) -> int:
     rows = []
     for model in given.models.split(","):
@@ -95,7 +85,7 @@ def _work(given: argparse.Namespace) -> int:
             report = on_part(model, given.part, given.requests)
             rows.append(row_of(report, "loopback", given.part, datetime.now(UTC).isoformat(timespec="seconds")))
     if given.save:
-        keep(rows)
+        keep(rows, RESULTS / "streams.json", KEY)
     if given.json:
         print_json(rows)
     else:

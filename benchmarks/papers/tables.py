@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from time import perf_counter
 from typing import Any
 
@@ -25,6 +24,7 @@ from bbgrap.planners.registry import make_plan
 from bbgrap.program.statistics import statistics_of
 from bbgrap.zoo import build
 from bbgrap.zoo.builder import Builder
+from benchmarks.kept import RESULTS
 from benchmarks.papers.accelerators import SERIAL, TOPOLOGIES, geometric_mean, serial_seconds
 from benchmarks.papers.graphs import REASON, batches, counted, scaling
 from benchmarks.papers.hypar import CONSISTENT, DATA, LITERAL, MODEL, HyPar, digits
@@ -32,7 +32,6 @@ from benchmarks.papers.networks import hypar_networks, lstm, lstm_weights, main_
 from benchmarks.papers.soybean import classical_data_parallel, classical_model_parallel, k_cut, optimum, worked_example
 from benchmarks.papers.tofu import partition, rank, table_2
 
-RESULTS = Path(__file__).parents[1] / "results"
 FIGURE_8 = {  # HyPar, GB: Data Parallelism, HyPar, Model Parallelism
     "SFC": (16.9, 0.681, 0.723),
     "SCONV": (0.0121, 0.0121, 0.480),

@@ -19,10 +19,11 @@ from pathlib import Path
 from bbgrap.cli.output import print_json, say
 from bbgrap.errors import UsageError
 from benchmarks.exit_status import exit_status
+from benchmarks.kept import RESULTS, keep
 from benchmarks.peers.known import OTHERS
 from benchmarks.peers.peer import Peer
 from benchmarks.peers.rounds import measure, prepare
-from benchmarks.peers.table import keep, print_rows, write_page
+from benchmarks.peers.table import KEY, print_rows, write_page
 from benchmarks.testbed import Rate, can_limit, terminable
 
 MODELS = "resnet50,vgg16,vit_b16,mobilenet_v2"
@@ -61,8 +62,7 @@ def _work(given: argparse.Namespace) -> int:
                     found = measure(model, rate, peers, given.rounds, given.requests)
                     rows += [{**row, "command": _command(row["model"], row["link"], row["peer"])} for row in found]
                     if given.save:
-                        keep(rows)
-                        write_page()
+                        write_page(keep(rows, RESULTS / "peers.json", KEY))
     if given.json:
         print_json(rows)
     else:

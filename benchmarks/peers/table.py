@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from bbgrap.cli.output import print_table
 from benchmarks.peers.known import ALL
 from benchmarks.speedups import MODELS, ROOT
-from benchmarks.speedups import RESULTS as FOLDER
 
-RESULTS = FOLDER / "peers.json"
 PAGE = ROOT / "docs" / "peers.md"
 BEGIN, END = "<!-- peers -->", "<!-- end -->"
 KEY = ("model", "link", "peer")
@@ -37,14 +33,6 @@ def print_rows(rows: Sequence[Mapping[str, Any]]) -> None:
         numbers = (row.get(key) for key in keys)
         cells.append((row["model"], row["link"], row["title"], *numbers, ahead, answers, row["idle_percent"], row["memory_mib"]))
     print_table(columns, cells, title="two nodes of one core each; ratios above 1 are better than bbgrap")
-
-
-def keep(rows: Iterable[Mapping[str, Any]], path: Path = RESULTS) -> None:
-    """Add rows to the results; what was measured before of the same peer, model and link is replaced."""
-    new = {tuple(row[key] for key in KEY): row for row in rows}
-    old = json.loads(path.read_text()) if path.exists() else []
-    kept = [row for row in old if tuple(row[key] for key in KEY) not in new]
-    path.write_text(json.dumps([*kept, *new.values()], indent=1) + "\n")
 
 
 def markdown(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -82,8 +70,8 @@ def _caption(rows: Sequence[Mapping[str, Any]]) -> str:
     return f"{' to '.join(dict.fromkeys((days[0], days[-1])))}, {', '.join(processors)}; {', '.join(versions)}{busy}."
 
 
-def write_page(page: Path = PAGE, results: Path = RESULTS) -> None:
+def write_page(rows: Sequence[Mapping[str, Any]]) -> None:
     """Put the tables between the marks of the page."""
-    before, _, rest = page.read_text().partition(BEGIN)
+    before, _, rest = PAGE.read_text().partition(BEGIN)
     _, _, after = rest.partition(END)
-    page.write_text(f"{before}{BEGIN}\n{markdown(json.loads(results.read_text()))}\n{END}{after}")
+    PAGE.write_text(f"{before}{BEGIN}\n{markdown(rows)}\n{END}{after}")

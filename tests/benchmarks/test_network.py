@@ -11,7 +11,8 @@ import pytest
 
 from bbgrap.errors import UsageError
 from benchmarks import network, testbed
-from benchmarks.network import ModelAt, keep, merged, parse_planner, picture, rows_of
+from benchmarks.kept import keep, keep_by_model, label_of
+from benchmarks.network import KEY, ModelAt, order, parse_planner, picture, rows_of
 from benchmarks.testbed import Rate
 
 ROW_KEYS = {
@@ -60,7 +61,7 @@ def test_packets_fit_into_the_bucket_with_the_heads_of_their_frames(number):
 def test_models():
     assert ModelAt.parse("resnet50") == ModelAt("resnet50", 1)
     assert ModelAt.parse("zoo:resnet50@10") == ModelAt("resnet50", 10)
-    assert ModelAt.parse("resnet50@10").label == "resnet50-batch10"
+    assert label_of({"model": "some/resnet50.onnx", "batch": 10}) == "resnet50-batch10"
     assert ModelAt.parse("some/model.onnx@2").source == "some/model.onnx"
     assert ModelAt.parse("resnet50").source == "zoo:resnet50"
     for text in ("", "@2", "resnet50@", "resnet50@0", "resnet50@x"):
@@ -118,8 +119,9 @@ def test_a_row_has_what_readers_rely_on():
     assert found["facts"].keys() >= {"date", "processor", "onnxruntime", "others_percent", "busy", "link"}
 
 
-def test_a_newer_row_replaces_the_same_measurement_only():
-    together = merged([row("1gbit"), row("loopback")], [row("1gbit", speedup=2.0), row("1gbit", "channels")])
+def test_a_newer_row_replaces_the_same_measurement_only(tmp_path):
+    keep([row("1gbit"), row("loopback")], tmp_path / "rows.json", KEY, order)
+    together = keep([row("1gbit", speedup=2.0), row("1gbit", "channels")], tmp_path / "rows.json", KEY, order)
     assert [(r["link"], r["split"], r["speedup"]) for r in together] == [
         ("loopback", "rows", 1.25),
         ("1gbit", "channels", 1.25),
@@ -128,8 +130,8 @@ def test_a_newer_row_replaces_the_same_measurement_only():
 
 
 def test_results_are_files_that_grow(tmp_path):
-    keep([row("1gbit")], tmp_path)
-    keep([row("100mbit")], tmp_path)
+    for link in ("1gbit", "100mbit"):
+        keep_by_model("network", [row(link)], KEY, order, picture, tmp_path)
     assert [r["link"] for r in json.loads((tmp_path / "network-tiny.json").read_text())] == ["1gbit", "100mbit"]
     ElementTree.parse(tmp_path / "network-tiny.svg")  # noqa: S314 - written above
 

@@ -14,6 +14,7 @@ from bbgrap.comparison import SAME, Rule, compare
 from bbgrap.engine.reference import Reference
 from bbgrap.errors import ExecutionError, ModelError, UsageError
 from bbgrap.transport.credentials import Credentials
+from benchmarks.kept import keep
 from benchmarks.peers import replicas
 from benchmarks.peers.__main__ import chosen
 from benchmarks.peers.halves import Stage, cuts, halve
@@ -21,7 +22,7 @@ from benchmarks.peers.known import OTHERS, OURS
 from benchmarks.peers.peer import Peer, Setting
 from benchmarks.peers.peer_process import Judgement, PeerProcess, Single, Stream
 from benchmarks.peers.rounds import _Contender, row_of
-from benchmarks.peers.table import keep, markdown
+from benchmarks.peers.table import KEY, markdown
 from benchmarks.testbed import CORES, Place, Reached
 
 
@@ -118,7 +119,7 @@ def test_the_page_has_a_column_for_each_peer_and_marks_who_is_ahead(tmp_path):
     key = {"model": "resnet50", "link": "1gbit", **FACTS}
     rows = [{**key, **row_of(each, ours)} for each in (ours, contender(OTHERS["replicas"], 0.02, 150.0))]
     failed = {**key, **row_of(_Contender(OTHERS["ray"], None, failure="no"), ours)}
-    keep([*rows, {**rows[1], "p50_ms": 1.0}, failed], tmp_path / "peers.json")
+    keep([*rows, {**rows[1], "p50_ms": 1.0}, failed], tmp_path / "peers.json", KEY)
     text = markdown(json.loads((tmp_path / "peers.json").read_text()))
     assert "| | | bbgrap | replicas | ray |" in text
     assert "| ResNet50 | 1 Gbit/s | 10.0 | 1.0 | failed |" in text

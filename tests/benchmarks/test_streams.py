@@ -2,7 +2,8 @@
 
 import json
 
-from benchmarks.streams import keep, row_of
+from benchmarks.kept import keep
+from benchmarks.streams import KEY, row_of
 
 REPORT = {
     "model": "resnet50",
@@ -25,8 +26,12 @@ REPORT = {
 
 def test_a_stream_measured_again_replaces_its_row_and_no_other(tmp_path):
     path = tmp_path / "streams.json"
-    keep([row_of(REPORT, "loopback", 1.0, "first"), row_of(REPORT, "1gbit", 1.0, "first"), row_of(REPORT, "loopback", 0.5, "first")], path)
-    keep([row_of(REPORT, "loopback", 1.0, "second")], path)
+    keep(
+        [row_of(REPORT, "loopback", 1.0, "first"), row_of(REPORT, "1gbit", 1.0, "first"), row_of(REPORT, "loopback", 0.5, "first")],
+        path,
+        KEY,
+    )
+    keep([row_of(REPORT, "loopback", 1.0, "second")], path, KEY)
     rows = {(row["link"], row["part_of_second_core"]): row for row in json.loads(path.read_text())}
     assert len(rows) == 3
     assert {key: row["facts"]["date"] for key, row in rows.items()} == {
