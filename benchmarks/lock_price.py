@@ -19,8 +19,9 @@ from typing import Any
 import psutil
 
 from bbgrap.bench import WARM_UP, MachineWatch
-from bbgrap.cli.inputs import random_inputs
-from bbgrap.cli.models import concrete_shapes, find_model, inputs_of
+from bbgrap.cli.input_options import GivenInputs
+from bbgrap.cli.inputs import read_inputs
+from bbgrap.cli.models import find_model
 from bbgrap.cli.output import print_table, step
 from bbgrap.comparison import Judge
 from bbgrap.engine.reference import Reference
@@ -74,8 +75,7 @@ def compare(
         ClusterUnavailableError: if they do not come to rest.
     """
     path = find_model(source)
-    declared = inputs_of(path)
-    feeds = random_inputs(declared, concrete_shapes(declared, None, batch), seed=0, pictures=pictures)
+    feeds = read_inputs(path, GivenInputs(batch=batch)).feeds(0, pictures=pictures)
     expected = Reference(path, threads=1).run(feeds)
     with ExitStack() as stack, step("measuring") as progress:
         connections = [stack.enter_context(reached.connect()) for reached in clusters.values()]

@@ -21,8 +21,9 @@ from datetime import UTC, datetime
 from typing import Any
 
 from bbgrap.bench import bench
-from bbgrap.cli.inputs import random_inputs
-from bbgrap.cli.models import concrete_shapes, find_model, inputs_of
+from bbgrap.cli.input_options import GivenInputs
+from bbgrap.cli.inputs import read_inputs
+from bbgrap.cli.models import find_model
 from bbgrap.cli.option_groups import plan_options
 from bbgrap.cli.output import print_json, print_table, say, step
 from bbgrap.errors import UsageError
@@ -92,8 +93,7 @@ def parse_planner(text: str, transfer_dtype: TransferType = "exact") -> PlanOpti
 def measure(coordinator: Reached, job: Job) -> dict[str, Any]:
     """Measure one model from inside the first machine; the object of `bbgrap bench --json`."""
     path = find_model(job.model.source)
-    declared = inputs_of(path)
-    feeds = random_inputs(declared, concrete_shapes(declared, None, job.model.batch), seed=0, pictures=job.pictures)
+    feeds = read_inputs(path, GivenInputs(batch=job.model.batch)).feeds(0, pictures=job.pictures)
     with coordinator.connect() as connection, step("measuring") as progress:
         if any(options.planner == "auto" for options in job.contenders):
             progress.update("profiling nodes and link")

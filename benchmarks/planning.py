@@ -26,7 +26,9 @@ import typer
 
 from bbgrap.auto.evaluate import Evaluator, Tiles
 from bbgrap.auto.search import plan_auto
-from bbgrap.cli.models import concrete_shapes, find_model, inputs_of
+from bbgrap.cli.input_options import GivenInputs
+from bbgrap.cli.inputs import read_inputs
+from bbgrap.cli.models import find_model
 from bbgrap.cli.output import print_table, say
 from bbgrap.cluster.types import Cluster, Link, Network, NodeProfile
 from bbgrap.engine.load import load_graph
@@ -166,7 +168,7 @@ def exhaustive(cases: int) -> dict[str, Any]:
 def load(model: str) -> Graph:
     """Return a zoo model for batch 1."""
     path = find_model(f"zoo:{model}")
-    return load_graph(path, concrete_shapes(inputs_of(path)))
+    return load_graph(path, read_inputs(path, GivenInputs()).shapes)
 
 
 def cell(graph: Graph, cluster: Cluster) -> dict[str, Any]:

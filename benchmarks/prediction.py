@@ -19,8 +19,9 @@ import numpy as np
 import typer
 
 from bbgrap.auto.forecast import Forecast
-from bbgrap.cli.inputs import random_inputs
-from bbgrap.cli.models import concrete_shapes, find_model, inputs_of
+from bbgrap.cli.input_options import GivenInputs
+from bbgrap.cli.inputs import read_inputs
+from bbgrap.cli.models import find_model
 from bbgrap.cli.output import print_table, say
 from bbgrap.cluster.types import Cluster, Network, NodeProfile
 from bbgrap.compiler.compile import compile_plan
@@ -69,13 +70,12 @@ def seen_by_planners(cluster: LocalCluster) -> Cluster:
 def measure(cluster: LocalCluster, model: str, split: str, runs: int) -> Cell:
     """Predict and measure one cell."""
     path = find_model(f"zoo:{model}")
-    declared = inputs_of(path)
-    shapes = concrete_shapes(declared, None, BATCH if split == "batch" else None)
-    feeds = random_inputs(declared, shapes, 0)
+    inputs = read_inputs(path, GivenInputs(batch=BATCH if split == "batch" else None))
+    feeds = inputs.feeds(0)
     options = PlanOptions("auto") if split == "auto" else PlanOptions(split=split)  # type: ignore[arg-type]
     session = InferenceSession(path, cluster=cluster, options=options)
-    session.prepare({name: array.shape for name, array in feeds.items()})
-    planned = fit(load_graph(path, shapes), seen_by_planners(cluster), options)[0]
+    session.prepare(inputs.shapes)
+    planned = fit(load_graph(path, inputs.shapes), seen_by_planners(cluster), options)[0]
     variant = session.plan.report.get("measured", {"chosen": [""]})["chosen"][0] if split == AUTO else ""
     forecast = serving(planned, variant)
     if statistics_of(forecast.compiled.optimized).bytes != session.plan.report["optimized"]["bytes"]:

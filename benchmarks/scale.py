@@ -31,8 +31,9 @@ import onnxruntime as ort
 from onnx import TensorProto, helper, numpy_helper
 
 from bbgrap.bench import processor_name
-from bbgrap.cli.inputs import random_inputs
-from bbgrap.cli.models import concrete_shapes, find_model, inputs_of
+from bbgrap.cli.input_options import GivenInputs
+from bbgrap.cli.inputs import read_inputs
+from bbgrap.cli.models import find_model
 from bbgrap.cli.output import print_json, print_table, say, step
 from bbgrap.cluster import Cluster
 from bbgrap.cluster.types import LOCAL, Link, Network, NodeProfile
@@ -203,8 +204,7 @@ def simulate(
 ) -> list[dict[str, Any]]:
     """Measure what the cases need, and return a row for each; to be called on the core that stands for all nodes."""
     path = find_model(model.source)
-    declared = inputs_of(path)
-    feeds = random_inputs(declared, concrete_shapes(declared, None, model.batch), seed=0)
+    feeds = read_inputs(path, GivenInputs(batch=model.batch)).feeds(0)
     reference = Reference(path, threads=1)
 
     def single() -> float:
@@ -258,7 +258,7 @@ def row_of(model: ModelAt, options: PlanOptions, simulated: Simulated, single_s:
 
 def checks(model: ModelAt, options: PlanOptions, rates: Sequence[Rate], given: argparse.Namespace) -> tuple[Around, list[dict[str, Any]]]:
     """Look around over loopback, and run two real nodes over every link; returns simulated rows with what was measured."""
-    shape = _first_shape(model)
+    shape = next(iter(read_inputs(find_model(model.source), GivenInputs(batch=model.batch)).shapes.values()))
     with open_testbed(Rate("loopback", None)) as bed:
         say("measuring a node, and a request that computes nothing")
         around = at(bed.places[0], look_around, bed.coordinator, shape)
@@ -275,11 +275,6 @@ def checks(model: ModelAt, options: PlanOptions, rates: Sequence[Rate], given: a
         error = 100 * (real["speedup"] / row["drawn_speedup"] - 1)
         rows.append(row | {"measured_speedup": real["speedup"], "measured_ms": real["median_ms"], "error_percent": round(error, 1)})
     return around, rows
-
-
-def _first_shape(model: ModelAt) -> tuple[int, ...]:
-    declared = inputs_of(find_model(model.source))
-    return next(iter(concrete_shapes(declared, None, model.batch).values()))
 
 
 def order(row: Row) -> tuple[object, ...]:

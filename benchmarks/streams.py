@@ -15,8 +15,9 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from bbgrap.cli.inputs import random_inputs
-from bbgrap.cli.models import concrete_shapes, find_model, inputs_of
+from bbgrap.cli.input_options import GivenInputs
+from bbgrap.cli.inputs import read_inputs
+from bbgrap.cli.models import find_model
 from bbgrap.cli.output import print_json, print_table, say
 from bbgrap.local import LocalCluster
 from bbgrap.planners.options import PlanOptions
@@ -34,8 +35,7 @@ KEY = ("model", "link", "part_of_second_core")
 def measure(connection: Connection, model: str, requests: int) -> dict[str, Any]:
     """Measure a stream over a cluster, by planner `auto` for throughput."""
     path = find_model(f"zoo:{model}")
-    declared = inputs_of(path)
-    feeds = random_inputs(declared, concrete_shapes(declared), 0)
+    feeds = read_inputs(path, GivenInputs()).feeds(0)
     options = PlanOptions("auto", objective="throughput")
     return measure_stream(path, feeds, connection, [options], requests=requests, threads=1, name=model, report=say)
 

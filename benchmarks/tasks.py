@@ -16,8 +16,9 @@ import numpy as np
 import onnxruntime as ort
 from onnx import TensorProto, helper, load_model_from_string, numpy_helper
 
-from bbgrap.cli.inputs import random_inputs
-from bbgrap.cli.models import concrete_shapes, find_model, inputs_of
+from bbgrap.cli.input_options import GivenInputs
+from bbgrap.cli.inputs import read_inputs
+from bbgrap.cli.models import find_model
 from bbgrap.graph.types import Array
 from benchmarks.soak import SMOOTH
 
@@ -82,8 +83,8 @@ def asked(name: str, folder: Path) -> Asked:
         path = light_model(name.removeprefix("light_"), folder)
     else:
         path = find_model(f"zoo:{name}")
-    declared = inputs_of(path)
-    feeds = tuple(random_inputs(declared, concrete_shapes(declared), number) for number in range(INPUTS))
+    inputs = read_inputs(path, GivenInputs())
+    feeds = tuple(inputs.feeds(number) for number in range(INPUTS))
     return Asked(path, feeds, tuple(_plain(path, feeds)))
 
 

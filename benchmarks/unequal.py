@@ -20,8 +20,9 @@ from typing import Annotated, Any
 import typer
 
 from bbgrap.bench import WARM_UP, Contender, SingleNode, first_cores
-from bbgrap.cli.inputs import random_inputs
-from bbgrap.cli.models import concrete_shapes, find_model, inputs_of
+from bbgrap.cli.input_options import GivenInputs
+from bbgrap.cli.inputs import read_inputs
+from bbgrap.cli.models import find_model
 from bbgrap.cli.output import print_table, say
 from bbgrap.engine.spread import ReferenceAnswers
 from bbgrap.local import LocalCluster
@@ -55,8 +56,7 @@ def limited(pid: int, part: float) -> Iterator[None]:
 def measure(model: str, part: float, runs: int) -> dict[str, Any]:
     """Return the medians of all contenders, and how much work the slow node got."""
     path = find_model(f"zoo:{model}")
-    declared = inputs_of(path)
-    feeds = random_inputs(declared, concrete_shapes(declared), 0)
+    feeds = read_inputs(path, GivenInputs()).feeds(0)
     fast = SingleNode(path, 1, first_cores(1))
     expected = fast.turn(feeds, counted=False)
     with LocalCluster(agents=2) as cluster, limited(cluster.processes["agent1"].pid, part):

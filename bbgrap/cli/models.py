@@ -43,15 +43,6 @@ def model_of(path: Path) -> OnnxModel:
         return read_model(path)
 
 
-def inputs_of(path: Path) -> tuple[ModelInput, ...]:
-    """Return the inputs that a model file declares.
-
-    Raises:
-        ModelError: if it is no valid model.
-    """
-    return model_of(path).inputs
-
-
 def concrete_shapes(
     inputs: Sequence[ModelInput], given: Mapping[str, InputShape] | None = None, batch: int | None = None
 ) -> dict[str, InputShape]:

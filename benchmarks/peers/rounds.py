@@ -20,8 +20,9 @@ import numpy as np
 import psutil
 
 from bbgrap.bench import SETTLE_S, MachineWatch
-from bbgrap.cli.inputs import random_inputs
-from bbgrap.cli.models import concrete_shapes, find_model, inputs_of
+from bbgrap.cli.input_options import GivenInputs
+from bbgrap.cli.inputs import read_inputs
+from bbgrap.cli.models import find_model
 from bbgrap.cli.output import say
 from bbgrap.comparison import Comparison
 from bbgrap.engine.reference import Reference
@@ -107,8 +108,7 @@ def prepare(model: str, folder: Path) -> Prepared:
 
 
 def _prepare(model: str, path: Path, folder: Path) -> Prepared:
-    declared = inputs_of(path)
-    feeds = random_inputs(declared, concrete_shapes(declared), seed=0)
+    feeds = read_inputs(path, GivenInputs()).feeds(0)
     reference = Reference(path, threads=1)
     times = []
     for _ in range(3):
