@@ -12,13 +12,13 @@ from typing import assert_never
 import numpy as np
 
 from bbgrap.cli.input_options import ArrayFile, GivenInputs, InputShape, Picture, values_by_name
-from bbgrap.cli.models import concrete_shapes, model_of, shape_text
-from bbgrap.cli.output import say
+from bbgrap.cli.models import concrete_shapes, shape_text
+from bbgrap.cli.output import say, step
 from bbgrap.cli.pictures import read_pictures
 from bbgrap.errors import InputError, UsageError
 from bbgrap.graph import Array, DType
 from bbgrap.graph.onnx_indices import index_limits
-from bbgrap.graph.onnx_io import ModelInput
+from bbgrap.graph.onnx_io import ModelInput, read_model
 from bbgrap.session.signature import how_to_fit
 
 _NO_ARRAY = (ValueError, EOFError, SyntaxError, MemoryError, zipfile.BadZipFile, zlib.error)
@@ -57,7 +57,8 @@ def read_inputs(path: Path, given: GivenInputs) -> ModelInputs:
     Raises:
         BbgrapError: as `inputs_from`, or if it is no valid model.
     """
-    model = model_of(path)
+    with step(f"reading {path.name}"):
+        model = read_model(path)
     return replace(inputs_from(model.inputs, given), index_limits=index_limits(model))
 
 

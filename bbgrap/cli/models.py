@@ -9,7 +9,7 @@ from bbgrap import zoo
 from bbgrap.cli.input_options import FreeDimensionsError, InputShape
 from bbgrap.cli.output import step
 from bbgrap.errors import InputError, ModelError
-from bbgrap.graph.onnx_io import ModelInput, OnnxModel, read_model
+from bbgrap.graph.onnx_io import ModelInput
 from bbgrap.graph.types import DType
 
 _ZOO = "zoo:"
@@ -31,16 +31,6 @@ def find_model(text: str) -> Path:
         return path
     with step(f"building {text}"):
         return zoo.materialize(text.removeprefix(_ZOO))
-
-
-def model_of(path: Path) -> OnnxModel:
-    """Read a model file.
-
-    Raises:
-        ModelError: if it is no valid model.
-    """
-    with step(f"reading {path.name}"):
-        return read_model(path)
 
 
 def concrete_shapes(
