@@ -10,18 +10,23 @@ number, so two runs do not meet; everything is gone when the context ends; a fau
 
 from __future__ import annotations
 
+import ctypes
 import os
 import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import BinaryIO
+
+import zmq
 
 from bbgrap.errors import UsageError
 
 HUB = "hub"
 """The host with the bridge; clients live there."""
 
+_CLONE_NEWNET = 0x40000000
 _NETWORK = "10.78.0"
 _HUB_NUMBER = 254
 _NOBODY = "02:00:00:00:00:fe"
@@ -140,13 +145,27 @@ def lan_of(hosts: Sequence[str]) -> Iterator[Lan]:
         lan.remove()
 
 
-def enter_hub(lan: Lan) -> None:
-    """Move this thread, and the threads and processes that it starts from now on, to the hub."""
-    import ctypes
+@contextmanager
+def in_hub(lan: Lan) -> Iterator[None]:
+    """Have this thread at the hub as long as the context lasts, with the threads and processes that it starts."""
+    with Path("/proc/thread-self/ns/net").open("rb") as before, Path(f"/var/run/netns/{lan.namespace(HUB)}").open("rb") as hub:
+        enter_network(hub)
+        try:
+            yield
+        finally:
+            zmq.Context.instance().destroy(0)  # its threads are at this hub, and would stay there
+            enter_network(before)
 
-    with Path(f"/var/run/netns/{lan.namespace(HUB)}").open("rb") as namespace:
-        if ctypes.CDLL(None, use_errno=True).setns(namespace.fileno(), 0x40000000):
-            raise OSError(ctypes.get_errno(), "setns")
+
+def enter_network(namespace: BinaryIO) -> None:
+    """Move this thread, and the threads and processes that it starts from now on, to a network namespace.
+
+    Raises:
+        OSError: if this process may not.
+    """
+    if ctypes.CDLL(None, use_errno=True).setns(namespace.fileno(), _CLONE_NEWNET):
+        code = ctypes.get_errno()
+        raise OSError(code, f"{os.strerror(code)}: namespace", namespace.name)
 
 
 def _run(*command: str, check: bool = True) -> None:

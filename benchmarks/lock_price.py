@@ -16,8 +16,6 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
-import psutil
-
 from bbgrap.bench import WARM_UP, MachineWatch
 from bbgrap.cli.input_options import GivenInputs
 from bbgrap.cli.inputs import read_inputs
@@ -29,6 +27,7 @@ from bbgrap.engine.spread import ReferenceAnswers
 from bbgrap.errors import ClusterUnavailableError, UsageError
 from bbgrap.planners.options import PlanOptions
 from bbgrap.session import Connection, InferenceSession
+from benchmarks.processes import tree, used_s
 from benchmarks.testbed import Reached
 
 REST_PERCENT = 8.0
@@ -54,6 +53,11 @@ class _Side:
         """What makes two plans the same: every tile of every node, and what travels."""
         report = self.session.plan.report
         return report["nodes"], report["optimized"]
+
+    @property
+    def used_s(self) -> float:
+        """Seconds that the cluster's processes have computed."""
+        return sum(used_s(tree(number)) for number in self.reached.processes)
 
     def turn(self, feeds: Mapping[str, Any], *, counted: bool) -> None:
         for counts in (False, True) if counted else (False,):
@@ -166,27 +170,13 @@ def _rest(sides: Sequence[_Side]) -> None:
     """
     until = time.monotonic() + _REST_WITHIN_S
     while True:
-        before = [_used_s(side.reached.processes) for side in sides]
+        before = [side.used_s for side in sides]
         began = time.monotonic()
         time.sleep(_LOOK_S)
         for side, used in zip(sides, before, strict=True):
-            side.idle_percent = 100 * (_used_s(side.reached.processes) - used) / (time.monotonic() - began)
+            side.idle_percent = 100 * (side.used_s - used) / (time.monotonic() - began)
         if all(side.idle_percent < REST_PERCENT for side in sides):
             return
         if time.monotonic() > until:
             busy = ", ".join(f"{side.lock} uses {side.idle_percent:.0f} % of a core" for side in sides)
             raise ClusterUnavailableError(f"locks: after {_REST_WITHIN_S:g} s without requests {busy}; expected below {REST_PERCENT:g} %")
-
-
-def _used_s(processes: Sequence[int]) -> float:
-    """Return the seconds that processes and their children have computed."""
-    total = 0.0
-    for number in processes:
-        main = psutil.Process(number)
-        for process in (main, *main.children(recursive=True)):
-            try:
-                times = process.cpu_times()
-            except psutil.NoSuchProcess:
-                continue
-            total += times.user + times.system
-    return total

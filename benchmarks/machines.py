@@ -22,6 +22,7 @@ import psutil
 from bbgrap.errors import ClusterUnavailableError
 from bbgrap.session import Connection, connect
 from benchmarks.lan import Lan
+from benchmarks.processes import tree
 
 COORDINATOR = "coordinator"
 _START_S = 60.0
@@ -145,13 +146,7 @@ class Machines:
 
     def tree(self, machine: str) -> list[psutil.Process]:
         """Return a machine's processes that live: its main process first."""
-        process = self.processes.get(machine)
-        if process is None or process.poll() is not None:
-            return []
-        with suppress(psutil.NoSuchProcess):
-            main = psutil.Process(process.pid)
-            return [main, *main.children(recursive=True)]
-        return []
+        return tree(self.processes[machine].pid) if self.runs(machine) else []
 
     def child(self, machine: str, module: str = "bbgrap_agent.worker") -> int | None:
         """Return the number of a machine's child process that runs a module."""
@@ -221,9 +216,9 @@ def machines_at(home: Path, lan: Lan | None, agents: Sequence[str], cores: dict[
         yield machines
 
 
-def free_port() -> int:
+def free_port(host: str = "127.0.0.1") -> int:
     """Return a port that nobody listened at just now."""
     import socket
 
-    with socket.create_server(("127.0.0.1", 0)) as server:
+    with socket.create_server((host, 0)) as server:
         return int(server.getsockname()[1])

@@ -101,7 +101,7 @@ def measured(cluster: bbgrap.LocalCluster, given: argparse.Namespace) -> dict[st
     """Return the figures of `given.model`."""
     _, x, expected = session_of(cluster, given.model, "auto")
     with server(cluster.address, given.model, "auto", "--objective", "throughput") as place:
-        run = Http(place, given.model, "input", x, expected).run
+        run = Http(place, given.model, x, expected).run
         block(run, given.in_flight, 2.0)
         found: dict[str, list[Mapping[str, float]]] = {"closed": [], "open": []}
         rest: dict[str, list[float]] = {"closed": [], "open": []}

@@ -28,13 +28,12 @@ from pathlib import Path
 from typing import Any
 
 import onnxruntime
-import zmq
 
 from bbgrap.cli.output import print_json, print_table, say
 from bbgrap.errors import ClusterUnavailableError, UsageError
 from benchmarks.exit_status import exit_status
 from benchmarks.kept import RESULTS, keep
-from benchmarks.lan import Lan, enter_hub, lan_of
+from benchmarks.lan import Lan, in_hub, lan_of
 from benchmarks.machines import COORDINATOR, Machines, machines_at
 from benchmarks.testbed import can_limit, terminable
 
@@ -324,8 +323,8 @@ def _work(given: argparse.Namespace) -> int:
         home = Path(tempfile.mkdtemp(prefix=f"bbgrap-{event.name}-"))
         date = datetime.now(UTC).isoformat(timespec="seconds")
         if can_limit():
-            with terminable(), lan_of((COORDINATOR, *AGENTS)) as lan:
-                row = _in_hub(lan, event, home, given.model)
+            with terminable(), lan_of((COORDINATOR, *AGENTS)) as lan, in_hub(lan):
+                row = measure(event, lan, home, given.model)
         else:
             row = measure(event, None, home, given.model)
         say("  ".join(str(cell) for cell in _cells(row)))
@@ -345,26 +344,6 @@ def _work(given: argparse.Namespace) -> int:
             for fault in row["faults"] + [f"{hostile['text']} (after {hostile['after_s']} s)" for hostile in row["hostile_faults"]]:
                 print(f"{row['event']}: {fault}")
     return 0 if all(row["within"] and not row["wrong"] for row in rows) else 1
-
-
-def _in_hub(lan: Lan, event: Event, home: Path, model: str) -> dict[str, Any]:
-    """Measure from the hub, and come back."""
-    with Path("/proc/thread-self/ns/net").open("rb") as before:
-        enter_hub(lan)
-        try:
-            return measure(event, lan, home, model)
-        finally:
-            # Its threads are on this hub: the next event has another one.
-            zmq.Context.instance().destroy(0)
-            os_setns(before.fileno())
-
-
-def os_setns(namespace: int) -> None:
-    """Move this thread to a network namespace."""
-    import ctypes
-
-    if ctypes.CDLL(None, use_errno=True).setns(namespace, 0x40000000):
-        raise OSError(ctypes.get_errno(), "setns")
 
 
 def _cells(row: Mapping[str, Any]) -> tuple[object, ...]:

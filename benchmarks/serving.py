@@ -55,8 +55,8 @@ def server(address: str, model: str, planner: str, *options: str) -> Iterator[st
 class Http:
     """A request of raw tensors over connections of this process, one for each thread."""
 
-    def __init__(self, place: str, model: str, name: str, x: Array, expected: Array) -> None:
-        spec = {"name": name, "datatype": "FP32", "shape": list(x.shape), "parameters": {"binary_data_size": x.nbytes}}
+    def __init__(self, place: str, model: str, x: Array, expected: Array) -> None:
+        spec = {"name": "input", "datatype": "FP32", "shape": list(x.shape), "parameters": {"binary_data_size": x.nbytes}}
         text = json.dumps({"inputs": [spec], "parameters": {"binary_data_output": True}}).encode()
         self._place, self._path, self._body = place, f"/v2/models/{model}/infer", text + x.tobytes()
         self._headers = {JSON_LENGTH: str(len(text))}
@@ -79,7 +79,7 @@ def latency(cluster: bbgrap.LocalCluster, runs: int) -> dict[str, float]:
     """Return p50 of ResNet50 in milliseconds, both ways in turns."""
     session, x, expected = session_of(cluster, "resnet50", "single")
     with server(cluster.address, "resnet50", "single") as place:
-        over_http = Http(place, "resnet50", "input", x, expected)
+        over_http = Http(place, "resnet50", x, expected)
         ways: Mapping[str, Run] = {"session": lambda: _check(session.run(None, {"input": x})[0], expected), "http": over_http.run}
         times: dict[str, list[float]] = {name: [] for name in ways}
         for number in range(-3, runs):
@@ -101,8 +101,8 @@ def throughput(cluster: bbgrap.LocalCluster, requests: int, in_flight: int, bloc
     with plain as place, batching as batching_place:
         ways: Mapping[str, Run] = {
             "session": lambda: _check(session.run(None, {"input": x})[0], expected),
-            "http": Http(place, "mobilenet_v2", "input", x, expected).run,
-            "http_batching": Http(batching_place, "mobilenet_v2", "input", x, expected).run,
+            "http": Http(place, "mobilenet_v2", x, expected).run,
+            "http_batching": Http(batching_place, "mobilenet_v2", x, expected).run,
         }
         rates: dict[str, list[float]] = {name: [] for name in ways}
         for number in range(-1, blocks):
@@ -127,7 +127,7 @@ def processors(cluster: bbgrap.LocalCluster, requests: int, blocks: int) -> dict
     with server(cluster.address, "mobilenet_v2", "single") as place:
         ways: Mapping[str, Run] = {
             "session": lambda: _check(session.run(None, {"input": x})[0], expected),
-            "http": Http(place, "mobilenet_v2", "input", x, expected).run,
+            "http": Http(place, "mobilenet_v2", x, expected).run,
         }
         taken: dict[str, list[float]] = {}
         for number in range(-1, blocks):

@@ -32,6 +32,7 @@ from bbgrap.local import LocalCluster
 from bbgrap.protocol.tokens import Token
 from bbgrap.session import InferenceSession
 from benchmarks.connection_flood import MANNERS
+from benchmarks.processes import tree, used_s
 from benchmarks.tasks import asked
 
 PORTS = ("control", "data")
@@ -67,20 +68,16 @@ class Row:
 def speed(ask: Callable[[], object], seconds: float, processes: list[psutil.Process]) -> Speed:
     """Ask for so long."""
     times = []
-    before = _work(processes)
+    before = used_s(processes)
     began = time.perf_counter()
     while time.perf_counter() < began + seconds:
         start = time.perf_counter()
         ask()
         times.append(time.perf_counter() - start)
     took = time.perf_counter() - began
-    work = (_work(processes) - before) / len(times)
+    work = (used_s(processes) - before) / len(times)
     times.sort()
     return Speed(len(times) / took, 1e3 * statistics.median(times), 1e3 * times[int(len(times) * 0.99)], 1e3 * work)
-
-
-def _work(processes: list[psutil.Process]) -> float:
-    return sum(used.user + used.system for used in (process.cpu_times() for process in processes))
 
 
 def _median(speeds: list[Speed]) -> Speed:
@@ -94,19 +91,9 @@ def strangers(
 ) -> Iterator[None]:
     """Let strangers knock; what they did is told when they have gone."""
     at = [option for address in addresses for option in ("--at", address)]
-    command = [
-        sys.executable,
-        "-m",
-        "benchmarks.connection_flood",
-        "--manner",
-        manner,
-        "--connections",
-        str(connections),
-        "--per-s",
-        str(per_s),
-        *at,
-    ]
-    with subprocess.Popen([*command, "--server-key", server.decode()], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as crowd:
+    options = ["--manner", manner, "--connections", str(connections), "--per-s", str(per_s), "--server-key", server.decode(), *at]
+    command = [sys.executable, "-m", "benchmarks.connection_flood", *options]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as crowd:
         time.sleep(_GATHER_S)
         try:
             yield
@@ -129,8 +116,7 @@ def measure(model: str, given: argparse.Namespace) -> list[Row]:
         task = asked(model, Path(folder))
         session = InferenceSession(task.model, cluster=cluster.connection)
         session.prepare({name: array.shape for name, array in task.feeds[0].items()})
-        own = [psutil.Process(process.pid) for process in cluster.processes.values()]
-        processes = [*own, *(child for process in own for child in process.children(recursive=True))]
+        processes = [process for main in cluster.processes.values() for process in tree(main.pid)]
         server = z85.encode(Token.parse((cluster.logs / "state" / "keys" / "local.token").read_text(), "the coordinator's token").server)
 
         def ask() -> None:

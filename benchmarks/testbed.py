@@ -12,7 +12,6 @@ Laws: whatever was made is gone when a context ends, Ctrl-C and SIGTERM included
 
 from __future__ import annotations
 
-import ctypes
 import multiprocessing
 import os
 import re
@@ -35,6 +34,7 @@ from bbgrap.bench import bound_to
 from bbgrap.errors import ClusterUnavailableError, UsageError
 from bbgrap.session import Connection
 from bbgrap.transport.credentials import Credentials
+from benchmarks.lan import enter_network
 
 CORES = (0, 1)
 """Of the two machines."""
@@ -55,7 +55,6 @@ _LARGEST_BURST_BYTES = 80_000
 _FRAME_BYTES = 1514
 _PACKET_BYTES = 65_536
 
-_CLONE_NEWNET = 0x40000000
 _ADDRESSES = ("10.77.0.1", "10.77.0.2")
 _PORT = 7070
 _START_S = 60.0
@@ -151,7 +150,7 @@ def can_limit() -> bool:
 
 
 @contextmanager
-def open_testbed(rate: Rate, cache_dir: Path | None = None, locks: Sequence[Lock] = ("tls",)) -> Iterator[Testbed]:
+def open_testbed(rate: Rate, locks: Sequence[Lock] = ("tls",)) -> Iterator[Testbed]:
     """Start a coordinator and two agents joined by a link, once for each way to lock them; they are gone afterwards.
 
     Raises:
@@ -167,11 +166,11 @@ def open_testbed(rate: Rate, cache_dir: Path | None = None, locks: Sequence[Lock
         clusters = []
         for number, lock in enumerate(locks):
             port = 0 if rate.bits_per_s is None else _PORT + number
-            clusters.append(_cluster(stack, places, f"tcp://{hosts[0]}:{port}", home / f"{lock}{number}", lock, cache_dir))
+            clusters.append(_cluster(stack, places, f"tcp://{hosts[0]}:{port}", home / f"{lock}{number}", lock))
         yield Testbed(rate, places, hosts, tuple(clusters))
 
 
-def _cluster(stack: ExitStack, places: Sequence[Place], bind: str, home: Path, lock: Lock, cache_dir: Path | None) -> Reached:
+def _cluster(stack: ExitStack, places: Sequence[Place], bind: str, home: Path, lock: Lock) -> Reached:
     """Start a coordinator and its agents, until the stack is closed."""
     home.mkdir()
     ready, state, keys = home / "address", home / "state", home / "state" / "keys"
@@ -182,8 +181,6 @@ def _cluster(stack: ExitStack, places: Sequence[Place], bind: str, home: Path, l
     with_key = ["--insecure"] if lock == "insecure" else ["--token-file", str(keys / "join.token"), "--keys-dir", str(home / "keys")]
     for number, place in enumerate(places):
         options = ["--join", address, "--name", f"agent{number}", "--threads", "1", "--cores", str(place.core), "--until-eof", *with_key]
-        if cache_dir is not None:
-            options += ["--cache-dir", str(cache_dir)]
         log = home / f"agent{number}.log"
         processes.append(stack.enter_context(process_at(place, log, "bbgrap_agent.main", *options)))
         _wait(lambda log=log: "joined as" in log.read_text(), processes[-1], log)  # type: ignore[misc]
@@ -255,11 +252,8 @@ def enter(place: Place) -> None:
     os.sched_setaffinity(0, {place.core})
     if not place.namespace:
         return
-    library = ctypes.CDLL(None, use_errno=True)
     with Path(f"/var/run/netns/{place.namespace}").open("rb") as namespace:
-        if library.setns(namespace.fileno(), _CLONE_NEWNET):
-            code = ctypes.get_errno()
-            raise OSError(code, f"namespace '{place.namespace}': {os.strerror(code)}")
+        enter_network(namespace)
 
 
 def probe(places: Sequence[Place], host: str, seconds: float = 0.2) -> tuple[float, float]:

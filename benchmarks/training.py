@@ -22,7 +22,6 @@ from functools import partial
 from typing import Annotated, Any
 
 import numpy as np
-import psutil
 import typer
 
 from bbgrap import InferenceSession
@@ -40,6 +39,7 @@ from bbgrap.session.sequence import StatefulRuns
 from bbgrap.zoo import training
 from bbgrap.zoo.training import TrainingStep
 from benchmarks.exit_status import exit_status
+from benchmarks.processes import tree, used_s
 
 PLANNERS = "data-parallel,model-parallel,one-weird-trick,hypar,soybean,tofu,auto"
 ALONE = "single"
@@ -73,12 +73,7 @@ def losses_of(step: TrainingStep, data: bytes, feeds: Sequence[Mapping[str, Arra
 
 def processor_seconds(cluster: LocalCluster) -> dict[str, float]:
     """Return the processor time that every agent has taken, by name."""
-    found = {}
-    for name, child in cluster.processes.items():
-        agent = psutil.Process(child.pid)
-        times = [process.cpu_times() for process in (agent, *agent.children(recursive=True))] if name != "coordinator" else []
-        found[name] = sum(each.user + each.system for each in times)
-    return found
+    return {name: used_s(tree(child.pid)) for name, child in cluster.processes.items() if name != "coordinator"}
 
 
 @dataclass

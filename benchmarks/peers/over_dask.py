@@ -9,8 +9,9 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 
+from benchmarks.machines import free_port
 from benchmarks.peers.halves import Stage
-from benchmarks.peers.peer import START_S, Answers, Feeds, Peer, Running, Setting, did_not_start, free_port
+from benchmarks.peers.peer import START_S, Answers, Feeds, Peer, Running, Setting, did_not_start
 from benchmarks.testbed import process_at
 
 _THREADS = 64

@@ -14,8 +14,9 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+from benchmarks.machines import free_port
 from benchmarks.peers.halves import Stage
-from benchmarks.peers.peer import START_S, Feeds, Peer, Running, Setting, Waiter, did_not_start, free_port
+from benchmarks.peers.peer import START_S, Feeds, Peer, Running, Setting, Waiter, did_not_start
 from benchmarks.testbed import process_at
 
 _STORE_BYTES = 512 << 20

@@ -6,7 +6,6 @@ itself, with `process_at`, on either node.
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -80,13 +79,6 @@ class Peer:
     def versions(self) -> dict[str, str]:
         """The versions of its packages."""
         return {name: version(name) for name in self.packages.values()}
-
-
-def free_port(host: str) -> int:
-    """Return a port that nobody uses now."""
-    with socket.create_server((host, 0)) as server:
-        port: int = server.getsockname()[1]
-        return port
 
 
 def end_of(log: Path, lines: int = 12) -> str:

@@ -26,6 +26,7 @@ from bbgrap.errors import ExecutionError
 from bbgrap.graph import Array
 from benchmarks.peers.known import ALL
 from benchmarks.peers.peer import Answers, Peer, Running, Setting, Waiter
+from benchmarks.processes import tree
 from benchmarks.testbed import enter, terminable
 
 WARM_UP = 3
@@ -95,11 +96,7 @@ class PeerProcess:
 
     def processes(self) -> list[psutil.Process]:
         """Return its process and all that this one has started."""
-        try:
-            main = psutil.Process(self._process.pid)
-            return [main, *main.children(recursive=True)]
-        except psutil.NoSuchProcess:
-            return []
+        return [] if self._process.pid is None else tree(self._process.pid)
 
     def close(self) -> None:
         """Let it end, and end it if it does not."""

@@ -19,7 +19,8 @@ import zmq
 
 from bbgrap.engine.reference import Reference
 from bbgrap.graph import Array
-from benchmarks.peers.peer import START_S, Answers, Feeds, Peer, Running, Setting, Waiter, did_not_start, free_port
+from benchmarks.machines import free_port
+from benchmarks.peers.peer import START_S, Answers, Feeds, Peer, Running, Setting, Waiter, did_not_start
 from benchmarks.testbed import process_at
 
 _SLOTS = 2

@@ -32,6 +32,7 @@ from benchmarks.peers.halves import Halves, halve
 from benchmarks.peers.known import OURS
 from benchmarks.peers.peer import Peer, Setting
 from benchmarks.peers.peer_process import IN_FLIGHT, Judgement, PeerProcess, Single, Stream
+from benchmarks.processes import tree, used_s
 from benchmarks.testbed import CORES, Place, Rate, at, open_testbed, probe
 
 STREAM_S = 1.5
@@ -186,23 +187,13 @@ def _close(contender: _Contender) -> None:
 def _look_at_rest(contenders: Sequence[_Contender], cluster: Sequence[int]) -> None:
     """Note what everybody holds, and computes while nobody asks: the others' turns have that beside them."""
     owned = [[] if contender.process is None else contender.process.processes() for contender in contenders]
-    owned[0] += [process for number in cluster for main in [psutil.Process(number)] for process in (main, *main.children(recursive=True))]
-    earlier, began = [_used_s(processes) for processes in owned], time.monotonic()
+    owned[0] += [process for number in cluster for process in tree(number)]
+    earlier, began = [used_s(processes) for processes in owned], time.monotonic()
     time.sleep(_IDLE_S)
     took = time.monotonic() - began
     for contender, then, processes in zip(contenders, earlier, owned, strict=True):
-        contender.idle_percent = 100 * (_used_s(processes) - then) / took
+        contender.idle_percent = 100 * (used_s(processes) - then) / took
         contender.memory_mib = _memory_bytes(processes) / 2**20
-
-
-def _used_s(processes: Sequence[psutil.Process]) -> float:
-    """Return the seconds that processes have computed."""
-    total = 0.0
-    for process in processes:
-        with suppress(psutil.NoSuchProcess):
-            times = process.cpu_times()
-            total += times.user + times.system
-    return total
 
 
 def _memory_bytes(processes: Sequence[psutil.Process]) -> int:

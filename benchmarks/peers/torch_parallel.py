@@ -19,7 +19,8 @@ import onnx
 from onnx import numpy_helper
 
 from bbgrap.graph import Array
-from benchmarks.peers.peer import Answers, Feeds, Peer, Running, Setting, free_port
+from benchmarks.machines import free_port
+from benchmarks.peers.peer import Answers, Feeds, Peer, Running, Setting
 from benchmarks.testbed import process_at
 
 if TYPE_CHECKING:

@@ -16,17 +16,15 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
-
-import zmq
 
 from bbgrap.cli.output import say
 from benchmarks.clients import History
-from benchmarks.lan import enter_hub, lan_of
+from benchmarks.lan import in_hub, lan_of
 from benchmarks.machines import COORDINATOR, machines_at
-from benchmarks.recovery import clients_of, os_setns
+from benchmarks.recovery import clients_of
 from benchmarks.testbed import can_limit, terminable
 from tests.campaign.real.checker import check, read_histories, summary
 from tests.campaign.real.key_faults import write_token
@@ -71,7 +69,7 @@ def campaign(
         stack.callback(history.close)
         network = stack.enter_context(lan_of((COORDINATOR, *names))) if lan else None
         if network is not None:
-            stack.enter_context(_in_hub(network))
+            stack.enter_context(in_hub(network))
             stack.enter_context(disks(home, (COORDINATOR, *names)))
         machines = stack.enter_context(machines_at(home, network, names))
         connection = stack.enter_context(machines.connect())
@@ -160,17 +158,6 @@ def _warm(history: Path, tasks: Sequence[str]) -> bool:
 def _stop(stopping: threading.Event, thread: threading.Thread) -> None:
     stopping.set()
     thread.join()
-
-
-@contextmanager
-def _in_hub(network: object) -> Iterator[None]:
-    with Path("/proc/thread-self/ns/net").open("rb") as before:
-        enter_hub(network)  # type: ignore[arg-type]
-        try:
-            yield
-        finally:
-            zmq.Context.instance().destroy(0)
-            os_setns(before.fileno())
 
 
 def main() -> int:
