@@ -174,7 +174,7 @@ def picture(rows: Sequence[Row]) -> str:
         values.setdefault(row["link"], {})[series_of(row)] = row["speedup"]
     first = rows[0]
     title = f"{first['model']}, batch {first['batch']}: two machines of one core against one"
-    return grouped_bars(title, values, axis="speed-up", target=1.0)
+    return grouped_bars(title, values)
 
 
 def print_rows(rows: Sequence[Mapping[str, Any]]) -> None:

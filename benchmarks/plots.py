@@ -1,10 +1,12 @@
-"""Pictures of results as SVG, written by hand: grouped bars and lines, readable on light and dark pages."""
+"""Speed-ups as SVG, written by hand: grouped bars and lines over a dashed one, the single node; readable on light and dark pages."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from math import log2
 from xml.sax.saxutils import escape, quoteattr
+
+from bbgrap.report.gantt import tick
 
 COLOURS = ("#2563eb", "#ea580c", "#16a34a", "#9333ea", "#0891b2", "#ca8a04", "#db2777", "#475569")
 _WIDTH, _HEIGHT = 760, 380
@@ -13,11 +15,11 @@ _INK, _FAINT = "#334155", "#cbd5e1"
 _LEGEND_COLUMNS = 4
 
 
-def grouped_bars(title: str, values: Mapping[str, Mapping[str, float | None]], *, axis: str, target: float | None = None) -> str:
-    """Return bars of `values[group][series]`; a missing value leaves a gap, `target` is a dashed line."""
+def grouped_bars(title: str, values: Mapping[str, Mapping[str, float | None]]) -> str:
+    """Return bars of the speed-ups `values[group][series]`; a missing value leaves a gap."""
     series = list(dict.fromkeys(name for group in values.values() for name in group))
     numbers = [value for group in values.values() for value in group.values() if value is not None]
-    picture = _Picture(title, axis, max([*numbers, target or 0.0], default=1.0))
+    picture = _Picture(title, max([*numbers, 1.0]))
     slot = picture.inner_width / max(len(values), 1)
     width = min(46.0, 0.8 * slot / max(len(series), 1))
     for place, (group, of) in enumerate(values.items()):
@@ -31,16 +33,14 @@ def grouped_bars(title: str, values: Mapping[str, Mapping[str, float | None]], *
             label = f"{group}, {name}: {value:.3g}"
             picture.bar(left + 1, width - 2, value, COLOURS[number % len(COLOURS)], label)
             picture.text(left + width / 2, picture.y(value) - 5, f"{value:.2f}", anchor="middle", size=11)
-    if target is not None:
-        picture.level(target)
     picture.legend(series)
     return picture.svg()
 
 
-def lines(title: str, points: Mapping[str, Sequence[tuple[float, float]]], *, axis: str, below: str, target: float | None = None) -> str:
-    """Return a line per series through its points (x, y); x runs in powers of two, and its ticks are the x that occur."""
+def lines(title: str, points: Mapping[str, Sequence[tuple[float, float]]]) -> str:
+    """Return a line per series through its points (nodes, speed-up); nodes run in powers of two, and the ticks are those that occur."""
     ticks = sorted({x for of in points.values() for x, _ in of})
-    picture = _Picture(title, axis, max([*(y for of in points.values() for _, y in of), target or 0.0], default=1.0))
+    picture = _Picture(title, max([*(y for of in points.values() for _, y in of), 1.0]))
     first, last = (log2(ticks[0]), log2(ticks[-1])) if ticks else (0.0, 1.0)
 
     def across(x: float) -> float:
@@ -48,9 +48,7 @@ def lines(title: str, points: Mapping[str, Sequence[tuple[float, float]]], *, ax
 
     for x in ticks:
         picture.text(across(x), _HEIGHT - _BOTTOM + 18, f"{x:g}", anchor="middle")
-    picture.text(_LEFT + picture.inner_width / 2, _HEIGHT - 8, below, anchor="middle")
-    if target is not None:
-        picture.level(target)
+    picture.text(_LEFT + picture.inner_width / 2, _HEIGHT - 8, "nodes", anchor="middle")
     for number, (name, of) in enumerate(points.items()):
         places = [(across(x), picture.y(y), f"{name}, {x:g}: {y:.3g}") for x, y in sorted(of)]
         picture.line(places, COLOURS[number % len(COLOURS)])
@@ -61,13 +59,13 @@ def lines(title: str, points: Mapping[str, Sequence[tuple[float, float]]], *, ax
 class _Picture:
     """A frame with a vertical scale from 0, and what is drawn into it."""
 
-    def __init__(self, title: str, axis: str, largest: float) -> None:
+    def __init__(self, title: str, largest: float) -> None:
         self.inner_width = _WIDTH - _LEFT - _RIGHT
-        self._step = _nice(largest / 5)
-        self._top = self._step * max(1, -(-largest * 1.05 // self._step))
+        self._step = tick(largest, 5)
+        self._top = self._step * -(-largest * 1.05 // self._step)
         self._parts: list[str] = []
         self.text(_LEFT, 24, title, size=16, weight="600")
-        self.text(14, _TOP + (_HEIGHT - _TOP - _BOTTOM) / 2, axis, anchor="middle", turned=True)
+        self.text(14, _TOP + (_HEIGHT - _TOP - _BOTTOM) / 2, "speed-up", anchor="middle", turned=True)
         for number in range(round(self._top / self._step) + 1):
             y = self.y(number * self._step)
             self._parts.append(f'<path d="M{_LEFT} {y:.1f}H{_WIDTH - _RIGHT}" stroke="{_FAINT}" stroke-width="0.7"/>')
@@ -95,10 +93,6 @@ class _Picture:
         for x, y, label in places:
             self._parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" fill="{colour}"><title>{escape(label)}</title></circle>')
 
-    def level(self, value: float) -> None:
-        path = f"M{_LEFT} {self.y(value):.1f}H{_WIDTH - _RIGHT}"
-        self._parts.append(f'<path d="{path}" stroke="{_INK}" stroke-width="1.3" stroke-dasharray="6 4"/>')
-
     def legend(self, names: Sequence[str]) -> None:
         for number, name in enumerate(names):
             x = _LEFT + (number % _LEGEND_COLUMNS) * self.inner_width / _LEGEND_COLUMNS
@@ -109,16 +103,6 @@ class _Picture:
     def svg(self) -> str:
         head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}" font-family="system-ui, sans-serif">'
         page = f'<rect width="{_WIDTH}" height="{_HEIGHT}" fill="white"/>'
-        return "\n".join([head, page, *self._parts, "</svg>", ""])
-
-
-def _nice(step: float) -> float:
-    """Return the least of 1, 2, 2.5, 5 times a power of ten that is not below a number."""
-    if step <= 0:
-        return 1.0
-    power = 1.0
-    while power * 10 <= step:
-        power *= 10
-    while power > step:
-        power /= 10
-    return next(factor * power for factor in (1, 2, 2.5, 5, 10) if factor * power >= step * (1 - 1e-9))
+        single = f"M{_LEFT} {self.y(1.0):.1f}H{_WIDTH - _RIGHT}"
+        dashes = f'<path d="{single}" stroke="{_INK}" stroke-width="1.3" stroke-dasharray="6 4"/>'
+        return "\n".join([head, page, *self._parts, dashes, "</svg>", ""])

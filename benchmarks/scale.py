@@ -289,7 +289,7 @@ def picture(rows: Sequence[Row]) -> str:
         if "measured_speedup" not in row:
             points.setdefault(f"{row['link']} {row['planner']}:{row['split']}", [(1, 1)]).append((row["nodes"], row["speedup"]))
     title = f"{rows[0]['model']}, batch {rows[0]['batch']}: simulated from measured kernels, one core per node"
-    return lines(title, points, axis="speed-up", below="nodes", target=1.0)
+    return lines(title, points)
 
 
 def print_rows(rows: Sequence[Mapping[str, Any]]) -> None:

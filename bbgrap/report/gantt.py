@@ -76,15 +76,15 @@ def _legend() -> list[str]:
     return marks
 
 
-def tick_s(end_s: float, count: int = _TICKS) -> float:
-    """Return a distance of at most `count` ticks up to `end_s`: 1, 2 or 5 times a power of ten."""
-    raw = end_s / count
+def tick(end: float, count: int = _TICKS) -> float:
+    """Return a distance of at most `count` ticks up to `end`: 1, 2 or 5 times a power of ten."""
+    raw = end / count
     power = 10.0 ** floor(log10(raw))
     return next(power * step for step in (1, 2, 5, 10) if power * step >= raw * (1 - 1e-9))
 
 
 def _axis(end_s: float, scale: float, bottom: float) -> list[str]:
-    step = tick_s(end_s)
+    step = tick(end_s)
     marks = []
     for count in range(int(end_s / step * _FINER + 1e-6) + 1):
         moment = count * step / _FINER

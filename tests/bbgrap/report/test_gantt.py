@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bbgrap.costmodel.timeline import Timeline
-from bbgrap.report.gantt import LEFT, RIGHT, WIDTH, describe, tick_s, timeline_svg
+from bbgrap.report.gantt import LEFT, RIGHT, WIDTH, describe, tick, timeline_svg
 from tests.bbgrap.report.timelines import HOSTILE, SVG, check_svg, timelines, two_devices, words_of
 
 
@@ -54,6 +54,6 @@ def test_an_empty_timeline_is_a_picture():
 
 @given(st.floats(1e-9, 1e5))
 def test_ticks_are_round_and_few(end_s):
-    step = tick_s(end_s)
+    step = tick(end_s)
     assert 3 <= end_s / step <= 10.0001
     assert round(float(f"{step:e}".partition("e")[0]), 6) in {1, 2, 5}
