@@ -191,7 +191,7 @@ def bench(
             for counted in _led(alone.last_s, turn):
                 alone.turn(feeds, counted=counted)
             time.sleep(SETTLE_S if alone in whole else pause)
-        first = turn % len(sessions) if sessions else 0
+        first = turn % len(sessions)
         for contender in (*sessions[first:], *sessions[:first]):
             for counted in _led(contender.last_s, turn):
                 contender.turn(feeds, counted=counted)
@@ -220,14 +220,9 @@ def replaced(plan: PreparedPlan, now: PreparedPlan) -> str | None:
     return f"agents were lost or joined: not all requests had the plan for {', '.join(plan.agents)}; measure again"
 
 
-def _led(last_s: float, turn: int) -> Iterator[bool]:
-    """Yield for every run of somebody's turn whether it is counted."""
-    if turn < 0:
-        yield False
-        return
-    if last_s <= LEAD_S:
-        yield False
-    yield True
+def _led(last_s: float, turn: int) -> tuple[bool, ...]:
+    """Return for every run of somebody's turn whether it is counted."""
+    return (False,) if turn < 0 else (True,) if last_s > LEAD_S else (False, True)
 
 
 def _median_ratio(theirs: Sequence[float], mine: Sequence[float]) -> float:
