@@ -13,20 +13,18 @@ import statistics
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
-from bbgrap.bench import WARM_UP, MachineWatch
+from bbgrap.bench import WARM_UP, Contender, MachineWatch
 from bbgrap.cli.input_options import GivenInputs
 from bbgrap.cli.inputs import read_inputs
 from bbgrap.cli.models import find_model
 from bbgrap.cli.output import print_table, step
-from bbgrap.comparison import Judge
 from bbgrap.engine.reference import Reference
 from bbgrap.engine.spread import ReferenceAnswers
 from bbgrap.errors import ClusterUnavailableError, UsageError
 from bbgrap.planners.options import PlanOptions
-from bbgrap.session import Connection, InferenceSession
 from benchmarks.processes import tree, used_s
 from benchmarks.testbed import Reached
 
@@ -38,35 +36,28 @@ _LOOK_S = 1.0
 
 @dataclass
 class _Side:
-    """One of the clusters, with its session and the times of its turns, in seconds."""
+    """One of the clusters, with its session and the times of its turns."""
 
     lock: str
     reached: Reached
-    connection: Connection
-    session: InferenceSession
-    judge: Judge
-    times: list[float] = field(default_factory=list)
+    contender: Contender
     idle_percent: float = 0.0
+
+    @property
+    def report(self) -> Mapping[str, Any]:
+        """What its plan says."""
+        return self.contender.session.plan.report
 
     @property
     def layout(self) -> object:
         """What makes two plans the same: every tile of every node, and what travels."""
-        report = self.session.plan.report
+        report = self.report
         return report["nodes"], report["optimized"]
 
     @property
     def used_s(self) -> float:
         """Seconds that the cluster's processes have computed."""
         return sum(used_s(tree(number)) for number in self.reached.processes)
-
-    def turn(self, feeds: Mapping[str, Any], *, counted: bool) -> None:
-        for counts in (False, True) if counted else (False,):
-            began = time.perf_counter()
-            answers = self.session.run(None, feeds)
-            took = time.perf_counter() - began
-            self.judge.count(self.judge.check(answers))
-            if counts:
-                self.times.append(took)
 
 
 def compare(
@@ -90,32 +81,33 @@ def compare(
         sides = []
         for (lock, reached), connection in zip(clusters.items(), connections, strict=True):
             progress.update(f"{lock}: planning and deploying")
-            session = InferenceSession(path, cluster=connection, options=options)
-            session.prepare({name: array.shape for name, array in feeds.items()}, feeds)
-            sides.append(_Side(lock, reached, connection, session, Judge(expected, options.transfer_dtype)))
+            sides.append(_Side(lock, reached, Contender(path, options, connection, expected, progress.update)))
+            sides[-1].contender.prepare(feeds)
         progress.update("waiting for rest")
         _rest(sides)
         _check_alike(sides)
         watch = MachineWatch()
         for turn in range(-WARM_UP, runs):
             for side in sides if turn % 2 else reversed(sides):
-                side.turn(feeds, counted=turn >= 0)
+                for counted in (False, True) if turn >= 0 else (False,):
+                    side.contender.turn(feeds, counted=counted)
             progress.update(f"run {turn + 1} of {runs}")
         machine = watch.machine()
         _check_alike(sides)
         evidence = ReferenceAnswers(path, feeds, expected)
+        report = sides[0].report
         return {
             "planner": options.planner,
             "split": options.split,
-            "serving": sides[0].session.plan.report.get("serving", ""),
-            "bytes": sides[0].session.plan.report["optimized"]["bytes"],
-            "exchanges": sides[0].session.plan.report["optimized"]["syncs"],
-            "nodes_used": sides[0].session.plan.report["nodes_used"],
+            "serving": report.get("serving", ""),
+            "bytes": report["optimized"]["bytes"],
+            "exchanges": report["optimized"]["syncs"],
+            "nodes_used": report["nodes_used"],
             "runs": runs,
             "machine": machine,
-            **prices({side.lock: side.times for side in sides}),
+            **prices({side.lock: side.contender.times for side in sides}),
             "idle_percent": {side.lock: round(side.idle_percent, 2) for side in sides},
-            "verified": all(side.judge.verdict(evidence).verified for side in sides),
+            "verified": all(side.contender.verdict(evidence).verified for side in sides),
         }
 
 
@@ -158,7 +150,7 @@ def _check_alike(sides: Sequence[_Side]) -> None:
         UsageError: if not.
     """
     if any(side.layout != sides[0].layout for side in sides):
-        plans = ", ".join(f"{side.lock}: {side.session.plan.report.get('serving', '')}" for side in sides)
+        plans = ", ".join(f"{side.lock}: {side.report.get('serving', '')}" for side in sides)
         raise UsageError(f"locks: the clusters run different plans ({plans}); name a planner, as --planners bbgrap:rows, or measure again")
 
 

@@ -60,13 +60,12 @@ def measure(model: str, part: float, runs: int) -> dict[str, Any]:
     fast = SingleNode(path, 1, first_cores(1))
     expected = fast.turn(feeds, counted=False)
     with LocalCluster(agents=2) as cluster, limited(cluster.processes["agent1"].pid, part):
-        shapes = {name: array.shape for name, array in feeds.items()}
         even = Contender(path, PlanOptions(), cluster.connection, expected, say)
-        even.session.prepare(shapes)  # before anything is measured: both nodes count as equal
+        even.prepare(feeds)  # before anything is measured: both nodes count as equal
         say("measuring the nodes")
         cluster.connection.profile()
         auto = Contender(path, PlanOptions("auto"), cluster.connection, expected, say)
-        auto.session.prepare(shapes)
+        auto.prepare(feeds)
         for turn in range(-WARM_UP, runs):
             fast.turn(feeds, counted=turn >= 0)
             for contender in (even, auto):
