@@ -1,7 +1,7 @@
 """Answers of a cluster against those of plain onnxruntime: how far apart they are, and whether that is no fault (`rules`)."""
 
 from bbgrap.comparison.rules import CROWD, FURTHER, LOSSY_TOLERANCE, ROUNDING, SPREAD, OutputVerdict, Rule, judge_output
-from bbgrap.comparison.verdict import SAME, Comparison, Evidence, FirstCheck, Judge, compare
+from bbgrap.comparison.verdict import SAME, Comparison, Evidence, Judge, compare
 
 __all__ = [
     "CROWD",
@@ -12,7 +12,6 @@ __all__ = [
     "SPREAD",
     "Comparison",
     "Evidence",
-    "FirstCheck",
     "Judge",
     "OutputVerdict",
     "Rule",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
 from typing import Any, Protocol
 
 import numpy as np
@@ -155,39 +156,28 @@ def _with_evidence(who: str, mine: Array, theirs: Array, transfers: TransferType
     return found if exact is None else judge_output(who, mine, theirs, variants, _leaves(exact)[who], transfers)
 
 
-@dataclass(frozen=True, slots=True)
-class FirstCheck:
-    """The cheap test of an answer, and the answer itself if it is further off than rounding explains."""
-
-    found: Comparison
-    doubtful: tuple[Any, ...]
-
-
 class Judge:
-    """Many answers to the same inputs: the cheap test as they come, the rest once nobody's time is measured any more."""
+    """Many answers to the same inputs: the cheap test as they come, the rest once nobody's time is measured any more.
+
+    Invariants: `_found` are the comparisons of answers that are the same by the cheap test, `_doubtful` the other answers, each once.
+    """
 
     def __init__(self, expected: Sequence[Any], transfers: TransferType = "exact") -> None:
         """Compare with the answer of plain onnxruntime, floats travelling as `transfers`."""
         self._expected = expected
         self._transfers: TransferType = transfers
-        self._worst = replace(SAME, transfer_dtype=transfers)
+        self._found: set[Comparison] = set()
         self._doubtful: dict[tuple[bytes, ...], Sequence[Any]] = {}
 
-    def check(self, answers: Sequence[Any]) -> FirstCheck:
-        """Return the cheap test of an answer; changes nothing, so threads may call it."""
+    def count(self, answers: Sequence[Any]) -> None:
+        """Compare an answer; threads may call it."""
         found = compare(answers, self._expected, self._transfers)
-        return FirstCheck(found, () if found.verified else tuple(answers))
-
-    def count(self, check: FirstCheck) -> None:
-        """Count a test; an answer that is further off than rounding explains is kept, once."""
-        if check.found.verified:
-            self._worst = self._worst.worse(check.found)
+        if found.verified:
+            self._found.add(found)
         else:
-            self._doubtful[tuple(array.tobytes() for array in _leaves(check.doubtful).values())] = check.doubtful
+            self._doubtful[tuple(array.tobytes() for array in _leaves(answers).values())] = answers
 
     def verdict(self, evidence: Evidence) -> Comparison:
         """Return the worst comparison of all answers."""
-        result = self._worst
-        for answers in self._doubtful.values():
-            result = result.worse(compare(answers, self._expected, self._transfers, evidence))
-        return result
+        doubtful = (compare(answers, self._expected, self._transfers, evidence) for answers in self._doubtful.values())
+        return reduce(Comparison.worse, (*self._found, *doubtful), replace(SAME, transfer_dtype=self._transfers))

@@ -118,7 +118,7 @@ def test_evidence_is_asked_for_only_where_rounding_does_not_explain():
 def test_a_judge_asks_for_evidence_at_the_end_and_returns_the_worst():
     evidence, judge = Known([[MAP + np.float32(1e-3)]]), Judge([MAP])
     for got in (MAP, MAP + np.float32(1e-3), MAP + np.float32(1e-3)):
-        judge.count(judge.check([got]))
+        judge.count([got])
     assert evidence.asked == 0
     found = judge.verdict(evidence)
     assert found.rule is Rule.SPREAD
