@@ -38,17 +38,26 @@ class ModelInputs:
     def feeds(self, seed: int, *, pictures: bool = False) -> dict[str, Array]:
         """Return a tensor for every input, in the model's order; those without a file are drawn, which is said on stderr.
 
+        Drawn are normal floats, integers of 8 and 16 bits, and longer ones of 0 and 1, safe as indices and flags. Indices are 0 or more,
+        and below their limit. With `pictures` floats are bytes divided by 255, as of pictures of 8 bits a colour.
+
         Raises:
-            InputError: for element types that cannot be drawn, and for shapes that the model does not run with.
+            InputError: for element types that cannot be drawn, and for shapes that the model does not run with or no memory holds.
         """
-        others = [item for item in self.declared if item.name not in self.tensors]
-        drawn = random_inputs(others, self.shapes, seed, pictures=pictures, index_limits=self.index_limits)
-        for item in others:
-            check_tensor(item, drawn[item.name])
+        generator = np.random.default_rng(seed)
+        feeds = dict(self.tensors)
+        drawn = [item for item in self.declared if item.name not in self.tensors]
+        for item in drawn:
+            shape = self.shapes[item.name]
+            try:
+                feeds[item.name] = _drawn(item, shape, generator, self.index_limits.get(item.name), pictures=pictures)
+            except (MemoryError, ValueError) as error:
+                raise InputError(f"input '{item.name}': a tensor of shape {shape_text(shape)} cannot be made: {error}") from None
+            check_tensor(item, feeds[item.name])
         if drawn:
-            which = f" {', '.join(drawn)}" if self.tensors else ""
+            which = f" {', '.join(item.name for item in drawn)}" if self.tensors else ""
             say(f"inputs{which}: random, seed {seed}")
-        return {item.name: self.tensors[item.name] if item.name in self.tensors else drawn[item.name] for item in self.declared}
+        return {item.name: feeds[item.name] for item in self.declared}
 
 
 def read_inputs(path: Path, given: GivenInputs) -> ModelInputs:
@@ -136,32 +145,6 @@ def check_tensor(item: ModelInput, array: Array) -> None:
     if len(item.shape) != array.ndim or any(isinstance(size, int) and size != have for size, have in pairs):
         how = how_to_fit(item.shape, array.shape)
         raise InputError(f"input '{item.name}': expected shape {shape_text(item.shape)}, got {shape_text(array.shape)}{how}")
-
-
-def random_inputs(
-    inputs: Sequence[ModelInput],
-    shapes: Mapping[str, InputShape],
-    seed: int = 0,
-    *,
-    pictures: bool = False,
-    index_limits: Mapping[str, int] | None = None,
-) -> dict[str, Array]:
-    """Draw a tensor for every input: normal floats, integers of 8 and 16 bits, and longer ones of 0 and 1, safe as indices and flags.
-
-    Indices are 0 or more, and below their limit. With `pictures` floats are bytes divided by 255, as of pictures of 8 bits a colour.
-
-    Raises:
-        InputError: for element types that cannot be drawn, and for sizes that no memory holds.
-    """
-    generator = np.random.default_rng(seed)
-    limits = index_limits or {}
-    drawn: dict[str, Array] = {}
-    for item in inputs:
-        try:
-            drawn[item.name] = _drawn(item, shapes[item.name], generator, limits.get(item.name), pictures=pictures)
-        except (MemoryError, ValueError) as error:
-            raise InputError(f"input '{item.name}': a tensor of shape {shape_text(shapes[item.name])} cannot be made: {error}") from None
-    return drawn
 
 
 def _drawn(item: ModelInput, shape: tuple[int, ...], generator: np.random.Generator, limit: int | None, *, pictures: bool) -> Array:

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from bbgrap.cli.input_options import ArrayFile, GivenInputs
-from bbgrap.cli.inputs import inputs_from, random_inputs, read_tensor
+from bbgrap.cli.inputs import ModelInputs, inputs_from, read_tensor
 from bbgrap.errors import InputError
 from bbgrap.graph import DType
 from bbgrap.graph.onnx_io import ModelInput
@@ -96,7 +96,7 @@ def test_files_that_hold_no_tensor(tmp_path):
 @pytest.mark.parametrize("dtype", [d for d in DType if d not in (DType.STRING, DType.OTHER, DType.BFLOAT16)])
 def test_random_inputs_of_every_type(dtype):
     item = ModelInput("x", dtype, (None, 4))
-    first, again, other = (random_inputs([item], {"x": (50, 4)}, seed)["x"] for seed in (1, 1, 2))
+    first, again, other = (ModelInputs((item,), {"x": (50, 4)}, {}).feeds(seed)["x"] for seed in (1, 1, 2))
     assert first.dtype == dtype.numpy
     assert first.shape == (50, 4)
     np.testing.assert_array_equal(first, again)
@@ -105,9 +105,9 @@ def test_random_inputs_of_every_type(dtype):
 
 def test_strings_cannot_be_drawn():
     with pytest.raises(InputError, match="tensors of string cannot be drawn at random; give --input x=FILE"):
-        random_inputs([ModelInput("x", DType.STRING, (1,))], {"x": (1,)})
+        ModelInputs((ModelInput("x", DType.STRING, (1,)),), {"x": (1,)}, {}).feeds(0)
 
 
 def test_tensors_that_no_memory_holds():
     with pytest.raises(InputError, match=r"input 'x': a tensor of shape .* cannot be made"):
-        random_inputs([X], {"x": (10**12, 10**12)})
+        ModelInputs((X,), {"x": (10**12, 10**12)}, {}).feeds(0)
