@@ -29,10 +29,8 @@ def write_timeline(path: Path, timeline: Timeline, title: str, *, predicted: boo
     """Write a timeline as a Chrome trace (.json), a picture (.svg) or a report (.html, which says if it is predicted); folders are made.
 
     Raises:
-        UsageError: if the name ends otherwise.
         OSError: if it cannot be written.
     """
-    check_suffix(path)
     match path.suffix.lower():
         case ".json":
             import json
