@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from bbgrap.errors import ClusterUnavailableError, UsageError
 from bbgrap.launching.engine_agent import AgentSpec, AgentView
-from bbgrap.launching.engine_cluster import EngineCluster, check_counts, join_token, start_coordinator
+from bbgrap.launching.engine_cluster import EngineCluster, check_counts, join_token
 from bbgrap.local import LocalCluster
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ class DaskCluster(EngineCluster):
                 self._client.wait_for_workers(agents, timeout=timeout_s)
             except TimeoutError as error:
                 raise ClusterUnavailableError(f"dask cluster: {error}; add workers, or ask for fewer agents") from error
-            self._local = start_coordinator(host or _own_host(self._client.scheduler.address), port)
+            self._local = LocalCluster(0, host=host or _own_host(self._client.scheduler.address), port=port)
             self.address, self._connection = self._local.address, self._local.connection
             self._register(AgentSpec(self.address, join_token(self._local), threads, "" if cache_dir is None else str(cache_dir)))
             self.wait_joined(agents, deadline)

@@ -76,11 +76,6 @@ class EngineCluster(OwnCluster):
             time.sleep(_LOOK_S)
 
 
-def start_coordinator(host: str, port: int) -> LocalCluster:
-    """Start a coordinator on this machine that listens at `host`, without agents."""
-    return LocalCluster(0, host=host, port=port)
-
-
 def join_token(coordinator: LocalCluster) -> str:
     """Return the token that lets agents enrol, and nothing else."""
     return (coordinator.logs / "state" / "keys" / "join.token").read_text()

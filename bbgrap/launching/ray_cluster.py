@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from bbgrap.errors import ClusterUnavailableError, UsageError
 from bbgrap.launching.engine_agent import AgentSpec, AgentView, OwnedAgent
-from bbgrap.launching.engine_cluster import EngineCluster, check_counts, join_token, start_coordinator
+from bbgrap.launching.engine_cluster import EngineCluster, check_counts, join_token
 from bbgrap.local import LocalCluster
 from bbgrap.session.connection import connect
 
@@ -84,7 +84,7 @@ class RayCluster(EngineCluster):
         deadline = time.monotonic() + timeout_s
         try:
             if coordinator == "driver":
-                self._local = start_coordinator(host or ray.util.get_node_ip_address(), port)
+                self._local = LocalCluster(0, host=host or ray.util.get_node_ip_address(), port=port)
                 self.address, self._connection, token = self._local.address, self._local.connection, join_token(self._local)
             else:
                 self._head = ray.remote(CoordinatorActor).options(num_cpus=1).remote(port)
@@ -207,7 +207,7 @@ class CoordinatorActor:
     def __init__(self, port: int) -> None:
         import ray
 
-        self._local = start_coordinator(ray.util.get_node_ip_address(), port)
+        self._local = LocalCluster(0, host=ray.util.get_node_ip_address(), port=port)
 
     def facts(self) -> tuple[str, str, str]:
         """Return the address, the token for agents, and one for the driver, which may all that a coordinator's user may."""

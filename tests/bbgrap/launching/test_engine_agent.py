@@ -13,7 +13,8 @@ import bbgrap
 from bbgrap.cluster.types import NodeProfile
 from bbgrap.launching import engine_agent
 from bbgrap.launching.engine_agent import AgentSpec, OwnedAgent
-from bbgrap.launching.engine_cluster import join_token, start_coordinator
+from bbgrap.launching.engine_cluster import join_token
+from bbgrap.local import LocalCluster
 from tests.known_agents import SPEED
 
 
@@ -57,7 +58,7 @@ def test_an_owned_agent_is_started_again_until_its_coordinator_is_gone(monkeypat
     monkeypatch.setattr(engine_agent, "AGAIN_S", 0.1)
     monkeypatch.setattr(engine_agent, "GONE_S", 0.5)
     monkeypatch.setattr(engine_agent, "_LOOK_S", 0.1)
-    head = start_coordinator("127.0.0.1", 0)
+    head = LocalCluster(0)
     head.connection.add_profile(NodeProfile("rack-1-node-7", work=(SPEED,)))
     monkeypatch.setenv("BBGRAP_TOKEN_FILE", str(tmp_path / "another's"))  # settings for other clusters
     monkeypatch.setenv("BBGRAP_INSECURE", "1")
