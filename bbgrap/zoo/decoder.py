@@ -70,10 +70,10 @@ def tiny_decoder() -> Graph:
     return decoder("tiny-decoder", DecoderSizes(2, 64, 4, 4, 1000, 128))
 
 
-def free_axes(graph: Graph) -> FreeAxes:
-    """Return the symbols of a decoder's inputs and outputs."""
-    found = {name: {0: BATCH, 1: SEQUENCE} for name in ("input_ids", "position_ids", "logits")} | {"attention_mask": {0: BATCH, 1: TOTAL}}
-    caches = {name: PAST if name in graph.inputs else TOTAL for name in (*graph.inputs, *graph.outputs) if name not in found}
+def free_axes(graph: Graph, total: str = TOTAL) -> FreeAxes:
+    """Return the symbols of a decoder's inputs and outputs; `total` is that of all words so far."""
+    found = {name: {0: BATCH, 1: SEQUENCE} for name in ("input_ids", "position_ids", "logits")} | {"attention_mask": {0: BATCH, 1: total}}
+    caches = {name: PAST if name in graph.inputs else total for name in (*graph.inputs, *graph.outputs) if name not in found}
     return found | {name: {0: BATCH, 2: length} for name, length in caches.items()}
 
 

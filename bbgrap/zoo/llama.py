@@ -19,8 +19,9 @@ import numpy as np
 
 from bbgrap.graph.onnx_io import FreeAxes
 from bbgrap.graph.types import Attribute, DType, Graph, Node, TensorType
+from bbgrap.zoo import decoder
 from bbgrap.zoo.builder import Builder
-from bbgrap.zoo.decoder import BATCH, PAST, SEQUENCE, DecoderSizes
+from bbgrap.zoo.decoder import DecoderSizes
 
 TOTAL = "total_sequence_length"
 """The symbol of the axis of all words so far."""
@@ -49,9 +50,7 @@ def tiny_llama_int4() -> Graph:
 
 def free_axes(graph: Graph) -> FreeAxes:
     """Return the symbols of inputs and outputs."""
-    found = {name: {0: BATCH, 1: SEQUENCE} for name in ("input_ids", "logits")} | {"attention_mask": {0: BATCH, 1: TOTAL}}
-    caches = {name: PAST if name in graph.inputs else TOTAL for name in (*graph.inputs, *graph.outputs) if name not in found}
-    return found | {name: {0: BATCH, 2: length} for name, length in caches.items()}
+    return decoder.free_axes(graph, TOTAL)
 
 
 def llama(name: str, sizes: DecoderSizes, *, bits: int = 32, batch: int = 1, sequence: int = 1, past: int = 31) -> Graph:
