@@ -29,7 +29,7 @@ def _out(size: int, kernel: int, stride: int, pad: int) -> int:
 class Builder:
     """A network under construction; every method adds a layer and returns the name of its output.
 
-    Invariants: `types` knows every value so far, with batch 1 in dimension 0.
+    Invariants: `types` knows every value so far, with batch 1 in dimension 0, `weights` the constants among them.
     """
 
     def __init__(self, name: str, input_shape: tuple[int, ...] | None = None, dtype: DType = DType.FLOAT) -> None:
@@ -40,7 +40,7 @@ class Builder:
         if input_shape is not None:
             self.input("input", input_shape, dtype)
         self._nodes: list[Node] = []
-        self._weights: dict[str, Weight] = {}
+        self.weights: dict[str, Weight] = {}
         self._random = np.random.default_rng(int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "little"))
 
     def input(self, name: str, shape: tuple[int, ...], dtype: DType = DType.FLOAT) -> str:
@@ -56,7 +56,7 @@ class Builder:
     def graph(self, *outputs: str) -> Graph:
         """Return the finished network."""
         opsets = {node.domain: OPSET if not node.domain else 1 for node in self._nodes} | {"": OPSET}
-        return Graph(self.name, tuple(self._nodes), tuple(self._inputs), outputs, self._weights, self.types, opsets, IR_VERSION)
+        return Graph(self.name, tuple(self._nodes), tuple(self._inputs), outputs, self.weights, self.types, opsets, IR_VERSION)
 
     def conv(
         self,
@@ -197,9 +197,9 @@ class Builder:
 
     def weight(self, name: str, array: Array) -> str:
         """Add a constant; asked again for the same name, keep the first."""
-        if name not in self._weights:
-            self._weights[name] = make_weight(name, array)
-            self.types[name] = self._weights[name].type
+        if name not in self.weights:
+            self.weights[name] = make_weight(name, array)
+            self.types[name] = self.weights[name].type
         return name
 
     def normal(self, name: str, shape: tuple[int, ...]) -> str:

@@ -13,8 +13,9 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from bbgrap.graph.types import Array, DType, Graph, Node, TensorType, Weight
+from bbgrap.graph.types import Array, DType, Graph, Node, TensorType
 from bbgrap.graph.weights import make_weight
+from bbgrap.zoo.builder import Builder
 
 Range = tuple[float, float]
 """The smallest and the largest value of a map."""
@@ -80,29 +81,24 @@ class _Quantizer:
 
     def __init__(self, graph: Graph, name: str, ranges: Mapping[str, Range]) -> None:
         self._graph = graph
-        self._name = name
+        self._made = Builder(name)
         self._ranges = ranges
-        self._nodes: list[Node] = []
-        self._weights: dict[str, Weight] = {}
-        self._types: dict[str, TensorType] = {name: graph.types[name] for name in graph.inputs}
         self._scales: dict[str, tuple[str, str]] = {}
         self._stand_in: dict[str, str] = {}
 
     def run(self) -> Graph:
         for name in self._graph.inputs:
+            self._made.input(name, self._graph.types[name].known_shape)
             self._pair(name, self._own_scale(name), name)
         for node in self._graph.nodes:
             self._node(node)
-        graph = self._graph
-        outputs = graph.outputs
-        return Graph(self._name, tuple(self._nodes), graph.inputs, outputs, self._weights, self._types, graph.opsets, graph.ir_version)
+        return self._made.graph(*self._graph.outputs)
 
     def _node(self, node: Node) -> None:
         (value,) = node.outputs
         made = f"{value}.exact" if value in self._graph.outputs else value
         inputs = [self._operand(node, k) for k in range(len(node.inputs))]
-        self._nodes.append(Node(node.name, node.op, tuple(inputs), (made,), node.attributes))
-        self._types[made] = self._graph.types[value]
+        self._made.append(Node(node.name, node.op, tuple(inputs), (made,), node.attributes), {made: self._graph.types[value]})
         if _is_activated(self._graph, value):
             self._stand_in[value] = made
             return
@@ -114,43 +110,37 @@ class _Quantizer:
         if name in self._stand_in:
             return self._stand_in[name]
         if node.op not in _WITH_WEIGHTS:
-            return self._weight(name, self._graph.weights[name].array)  # a parameter: the bounds of a Clip
+            return self._made.weight(name, self._graph.weights[name].array)  # a parameter: the bounds of a Clip
         filters = self._graph.weights[node.inputs[1]].array
         each = np.abs(filters).reshape(len(filters), -1).max(axis=1) / np.float32(127)
         if number == 1:
             rows = each.reshape(-1, *(1 for _ in filters.shape[1:]))
             return self._constant(name, np.clip(np.rint(filters / rows), -127, 127).astype(np.int8), each)
-        steps = self._weights[self._scales[node.inputs[0]][0]].array * each
+        steps = self._made.weights[self._scales[node.inputs[0]][0]].array * each
         return self._constant(name, np.rint(self._graph.weights[name].array / steps).astype(np.int32), steps)
 
     def _constant(self, name: str, values: Array, steps: Array) -> str:
         """Add a constant in integers, with a scale per element of axis 0, and return the float behind it."""
         inputs = (
-            self._weight(f"{name}.quantized", values),
-            self._weight(f"{name}.scale", steps.astype(np.float32)),
-            self._weight(f"{name}.zero", np.zeros(len(values), values.dtype)),
+            self._made.weight(f"{name}.quantized", values),
+            self._made.weight(f"{name}.scale", steps.astype(np.float32)),
+            self._made.weight(f"{name}.zero", np.zeros(len(values), values.dtype)),
         )
-        self._nodes.append(Node(f"{name}.dequantize", "DequantizeLinear", inputs, (name,), {"axis": 0}))
-        self._types[name] = TensorType(DType.FLOAT, values.shape)
+        kind = TensorType(DType.FLOAT, values.shape)
+        self._made.append(Node(f"{name}.dequantize", "DequantizeLinear", inputs, (name,), {"axis": 0}), {name: kind})
         return name
 
     def _own_scale(self, value: str) -> tuple[str, str]:
         low, high = min(self._ranges[value][0], 0.0), max(self._ranges[value][1], 0.0)
         step = np.float32((high - low) / 255)
         zero = np.array(np.clip(np.rint(-low / step), 0, 255), np.uint8)
-        return self._weight(f"{value}.scale", np.array(step)), self._weight(f"{value}.zero", zero)
+        return self._made.weight(f"{value}.scale", np.array(step)), self._made.weight(f"{value}.zero", zero)
 
     def _pair(self, value: str, scale: tuple[str, str], made: str) -> None:
         """Add the pair behind a value, of which `made` is the exact form."""
         bytes_, behind = f"{value}.bytes", value if value in self._graph.outputs else f"{value}.rounded"
-        self._nodes.append(Node(f"{value}.quantize", "QuantizeLinear", (made, *scale), (bytes_,)))
-        self._nodes.append(Node(f"{value}.dequantize", "DequantizeLinear", (bytes_, *scale), (behind,)))
         shape = self._graph.types[value].shape
-        self._types |= {bytes_: TensorType(DType.UINT8, shape), behind: TensorType(DType.FLOAT, shape)}
+        self._made.append(Node(f"{value}.quantize", "QuantizeLinear", (made, *scale), (bytes_,)), {bytes_: TensorType(DType.UINT8, shape)})
+        dequantize = Node(f"{value}.dequantize", "DequantizeLinear", (bytes_, *scale), (behind,))
+        self._made.append(dequantize, {behind: TensorType(DType.FLOAT, shape)})
         self._scales[value], self._stand_in[value] = scale, behind
-
-    def _weight(self, name: str, array: Array) -> str:
-        if name not in self._weights:
-            self._weights[name] = make_weight(name, array)
-            self._types[name] = self._weights[name].type
-        return name
