@@ -7,14 +7,17 @@ from typing import Annotated
 
 import typer
 
-from bbgrap.cli.option_groups import OfflineRequest, offline_request, takes
-from bbgrap.cli.options import Json
+from bbgrap.cli.option_groups import OfflineCase, offline_case, plan_options, takes
+from bbgrap.cli.options import Json, Model
 from bbgrap.cli.output import print_json, print_result, print_table, step
+from bbgrap.planners.options import PlanOptions
 
 
-@takes(request=offline_request)
+@takes(options=plan_options, case=offline_case)
 def export(
-    request: OfflineRequest,
+    model: Model,
+    options: PlanOptions,
+    case: OfflineCase,
     output: Annotated[Path, typer.Option(help="A new or empty folder.")],
     as_json: Json = False,
 ) -> None:
@@ -29,7 +32,7 @@ def export(
     from bbgrap.cli.planning import plan_offline
 
     check_folder(output)
-    planned = plan_offline(request)
+    planned = plan_offline(model, options, case)
     with step(f"writing {output}"):
         index = write_bundle(planned.forecast.compiled.optimized, planned.names, planned.report, output)
     if as_json:

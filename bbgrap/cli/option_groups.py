@@ -22,7 +22,6 @@ from bbgrap.cli.options import (
     GivenInput,
     Grid,
     Mean,
-    Model,
     Normalizing,
     ObjectiveName,
     PictureLayout,
@@ -134,38 +133,16 @@ def given_inputs(
 
 
 @dataclass(frozen=True, slots=True)
-class OfflineRequest:
-    """What is to be planned without a cluster, as a command line says it."""
+class OfflineCase:
+    """Inputs and nodes that are planned for without a cluster, as a command line says them."""
 
-    model: str
+    inputs: GivenInputs
     agents: int | None
     cluster: Path | None
     shares: str
-    options: PlanOptions
-    inputs: GivenInputs
 
 
-@takes(options=plan_options, inputs=given_inputs)
-def offline_request(
-    model: Model,
-    options: PlanOptions,
-    inputs: GivenInputs,
-    agents: Agents = None,
-    cluster: ClusterFile = None,
-    shares: Shares = "",
-) -> OfflineRequest:
-    """Return what is asked to be planned."""
-    return OfflineRequest(model, agents, cluster, shares, options, inputs)
-
-
-@takes(options=contenders, inputs=given_inputs)
-def offline_requests(
-    model: Model,
-    options: list[PlanOptions],
-    inputs: GivenInputs,
-    agents: Agents = None,
-    cluster: ClusterFile = None,
-    shares: Shares = "",
-) -> list[OfflineRequest]:
-    """Return what is asked to be planned, by each of several planners."""
-    return [OfflineRequest(model, agents, cluster, shares, each, inputs) for each in options]
+@takes(inputs=given_inputs)
+def offline_case(inputs: GivenInputs, agents: Agents = None, cluster: ClusterFile = None, shares: Shares = "") -> OfflineCase:
+    """Return what is said of inputs and nodes."""
+    return OfflineCase(inputs, agents, cluster, shares)

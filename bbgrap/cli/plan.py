@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bbgrap.cli.option_groups import OfflineRequest, offline_requests, takes
-from bbgrap.cli.options import Json
+from bbgrap.cli.option_groups import OfflineCase, contenders, offline_case, takes
+from bbgrap.cli.options import Json, Model
 from bbgrap.cli.output import before_and_after, check_writable, print_json, print_result, print_table, say
+from bbgrap.planners.options import PlanOptions
+
+if TYPE_CHECKING:
+    from bbgrap.cli.planning import OfflinePlan
 
 
-@takes(requests=offline_requests)
+@takes(asked=contenders, case=offline_case)
 def plan(
-    requests: list[OfflineRequest],
+    model: Model,
+    asked: list[PlanOptions],
+    case: OfflineCase,
     explain: Annotated[bool, typer.Option("--explain", help="List what every node reads, holds and fetches.")] = False,
     state: Annotated[
         str,
@@ -44,19 +51,18 @@ def plan(
         bbgrap plan text.onnx --shares 2,1 --split batch --batch 8 --input tokens=8x128
     """
     from bbgrap.auto.explain import NO_ROOM, explain_forecast, wire_in_words
-    from bbgrap.cli.planning import plan_offline
+    from bbgrap.cli.planning import plans_offline
     from bbgrap.errors import UsageError
     from bbgrap.report.plan_report import explain as explain_plan
     from bbgrap.report.svg import byte_count
 
-    if len(requests) > 1:
+    if len(asked) > 1:
         if explain or output is not None:
             raise UsageError("--explain and --output: they take one plan; name one planner")
-        _compare(requests, state, as_json=as_json)
+        _compare(plans_offline(model, asked, case, state), asked, as_json=as_json)
         return
     check_writable(output)
-    request = requests[0]
-    planned = plan_offline(request, state)
+    planned = next(plans_offline(model, asked, case, state))
     if output is not None:
         output.write_text(json.dumps(planned.report, indent=2) + "\n", encoding="utf-8")
         say(f"written: {output}")
@@ -64,7 +70,7 @@ def plan(
         print_json(planned.report)
     write = say if as_json else print_result  # with --json, stdout is for JSON alone
     if explain:
-        for line in (*explain_forecast(planned.forecast, request.options), "", *explain_plan(planned.forecast.compiled)):
+        for line in (*explain_forecast(planned.forecast, asked[0]), "", *explain_plan(planned.forecast.compiled)):
             write(line)
     elif not as_json:
         print_table(("per request", "initial", "optimised"), before_and_after(planned.report), title=planned.title)
@@ -79,18 +85,17 @@ def plan(
         say("--explain lists what every node reads, holds and fetches")
 
 
-def _compare(requests: list[OfflineRequest], state: str, *, as_json: bool) -> None:
+def _compare(plans: Iterator[OfflinePlan], asked: list[PlanOptions], *, as_json: bool) -> None:
     """Print what several planners' plans are predicted to take."""
     from bbgrap.auto.explain import NO_ROOM
-    from bbgrap.cli.planning import plans_offline
 
     reports, rows = [], []
-    for request, planned in zip(requests, plans_offline(requests, state), strict=True):
-        report, asked = planned.report, request.options
+    for options, planned in zip(asked, plans, strict=True):
+        report = planned.report
         used, optimized = len(planned.forecast.compiled.plan.devices_used), report["optimized"]
         alone = report["predicted_single_node_ms"]
         ratio = None if alone is None else alone / report["predicted_ms"]
-        name = asked.planner if asked.planner == "auto" else f"{asked.planner} ({asked.split})"
+        name = options.planner if options.planner == "auto" else f"{options.planner} ({options.split})"
         rows.append((name, report["predicted_ms"], ratio, used, optimized["transfers"], optimized["bytes"]))
         reports.append({key: value for key, value in report.items() if key not in ("nodes", "predicted_timeline")})
     if as_json:

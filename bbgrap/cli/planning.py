@@ -10,7 +10,7 @@ from typing import Any
 from bbgrap.auto.forecast import Forecast
 from bbgrap.cli.inputs import ModelInputs, read_inputs
 from bbgrap.cli.models import find_model
-from bbgrap.cli.option_groups import OfflineRequest
+from bbgrap.cli.option_groups import OfflineCase
 from bbgrap.cli.options import offline_cluster
 from bbgrap.cli.output import say, step
 from bbgrap.cluster.plausible import doubts
@@ -20,6 +20,7 @@ from bbgrap.engine.prepare import fit
 from bbgrap.errors import UsageError
 from bbgrap.graph.onnx_read import read_model
 from bbgrap.graph.state import with_state
+from bbgrap.planners.options import PlanOptions
 from bbgrap.program.dictionaries import have_few_values
 from bbgrap.session.signature import Signature
 from bbgrap.session.state_pairs import StateText, pairs_of
@@ -52,48 +53,47 @@ class OfflinePlan:
         return f"{self.report['model']} by planner '{plan.planner}' over {used}{of} node{'s' * (len(self.names) != 1)}{lossy}"
 
 
-def plan_offline(request: OfflineRequest, state: str = "") -> OfflinePlan:
-    """Load a model and plan it; with `state`, as a command line says it, its further requests of sequences.
+def plan_offline(model: str, options: PlanOptions, case: OfflineCase) -> OfflinePlan:
+    """Load a model and plan it.
+
+    Raises:
+        BbgrapError: as `plans_offline`.
+    """
+    return next(plans_offline(model, [options], case))
+
+
+def plans_offline(model: str, asked: Sequence[PlanOptions], case: OfflineCase, state: str = "") -> Iterator[OfflinePlan]:
+    """Load a model and yield its plan by each of these options; with `state`, as a command line says it, of further requests of sequences.
 
     Raises:
         BbgrapError: if the options, the cluster file, the model or the shapes are wrong, or there is no plan.
     """
-    return next(plans_offline([request], state))
-
-
-def plans_offline(requests: Sequence[OfflineRequest], state: str = "") -> Iterator[OfflinePlan]:
-    """Load a model and yield its plan for each request; they differ in their options only. `state` is as in `plan_offline`.
-
-    Raises:
-        BbgrapError: as `plan_offline`.
-    """
-    first = requests[0]
-    clusters = [offline_cluster(request.agents, request.cluster, request.shares, request.options) for request in requests]
+    clusters = [offline_cluster(case.agents, case.cluster, case.shares, options) for options in asked]
     for node in clusters[0].nodes:
         for doubt in doubts(node):
-            say(f"'{first.cluster}': {doubt}")
-    path = find_model(first.model)
-    inputs = read_inputs(path, first.inputs)
+            say(f"'{case.cluster}': {doubt}")
+    path = find_model(model)
+    inputs = read_inputs(path, case.inputs)
     with step("loading for these shapes"):
         graph = load_graph(path, inputs.shapes)
         if state:
             said = StateText.parse(state)
             if said.shapes:
                 raise UsageError(f"--state {state}: shapes are told with --input NAME=SHAPE here")
-            graph = with_state(graph, dict(pairs_of(said.state, Signature.of(read_model(path)), first.model)))
-    for request, cluster in zip(requests, clusters, strict=True):
-        by = f" by '{request.options.planner}'" if len(requests) > 1 else ""
+            graph = with_state(graph, dict(pairs_of(said.state, Signature.of(read_model(path)), model)))
+    for options, cluster in zip(asked, clusters, strict=True):
+        by = f" by '{options.planner}'" if len(asked) > 1 else ""
         with step(f"planning over {len(cluster.nodes)} nodes{by}"):
             few = len(inputs.tensors) == len(inputs.shapes) and have_few_values(list(inputs.tensors.values()))
-            forecast, variant = fit(graph, cluster, replace(request.options, input_values="few") if few else request.options)
-        yield _planned(request, path, inputs, forecast, variant)
+            forecast, variant = fit(graph, cluster, replace(options, input_values="few") if few else options)
+        yield _planned(model, path, inputs, forecast, variant)
 
 
-def _planned(request: OfflineRequest, path: Path, inputs: ModelInputs, forecast: Forecast, variant: PlannedVariant) -> OfflinePlan:
+def _planned(model: str, path: Path, inputs: ModelInputs, forecast: Forecast, variant: PlannedVariant) -> OfflinePlan:
     """Return a plan with its report, and say what is odd about it."""
     if changed := variant.report["changed"]:
         say(f"does not fit, planned otherwise: {'; '.join(changed)}")
-    report = {**variant.report, "model": request.model, "inputs": {name: list(shape) for name, shape in inputs.shapes.items()}}
+    report = {**variant.report, "model": model, "inputs": {name: list(shape) for name, shape in inputs.shapes.items()}}
     planned = OfflinePlan(path, inputs, forecast, report)
     if len(forecast.compiled.plan.devices_used) < len(planned.names):
         idle = [name for number, name in enumerate(planned.names) if number not in forecast.compiled.plan.devices_used]

@@ -7,20 +7,22 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bbgrap.cli.option_groups import OfflineRequest, offline_request, takes
-from bbgrap.cli.options import Json, Seed
+from bbgrap.cli.option_groups import OfflineCase, offline_case, plan_options, takes
+from bbgrap.cli.options import Json, Model, Seed
 from bbgrap.cli.output import before_and_after, print_json, print_result, print_table, say, step
+from bbgrap.planners.options import PlanOptions
 
 if TYPE_CHECKING:
     from bbgrap.cli.planning import OfflinePlan
     from bbgrap.comparison import Comparison
     from bbgrap.compiler.artifacts import Artifacts
-    from bbgrap.planners.options import PlanOptions
 
 
-@takes(request=offline_request)
+@takes(options=plan_options, case=offline_case)
 def simulate(
-    request: OfflineRequest,
+    model: Model,
+    options: PlanOptions,
+    case: OfflineCase,
     seed: Seed = 0,
     measured: Annotated[
         bool, typer.Option("--measured", help="Time every node's segments here, one by one, instead of predicting them from profiles.")
@@ -52,7 +54,7 @@ def simulate(
     from bbgrap.compiler.export import export
 
     check_suffix(timeline)
-    planned = plan_offline(request)
+    planned = plan_offline(model, options, case)
     forecast = planned.forecast
     with step("loading every node's segments"):
         artifacts = export(forecast.compiled.optimized)
@@ -67,7 +69,7 @@ def simulate(
     if timeline is not None:
         write_timeline(timeline, predicted, planned.title, predicted=True)
         say(f"written: {timeline}")
-    result = _compare(planned, artifacts, request.options, seed) if run else None
+    result = _compare(planned, artifacts, options, seed) if run else None
     if as_json:
         print_json(report if result is None else {**report, **result.as_dict(), "verified": result.verified})
     else:
