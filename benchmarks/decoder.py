@@ -17,6 +17,7 @@ import json
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -32,6 +33,7 @@ from bbgrap.engine.growing_state import prepare_growing
 from bbgrap.engine.kernels import local_kernels
 from bbgrap.engine.reload import ReloadedModel
 from bbgrap.graph import Array, Graph
+from bbgrap.graph.onnx_read import read_model
 from bbgrap.graph.state import with_state
 from bbgrap.graph.top_k import blocks_for, with_top
 from bbgrap.planners.bbgrap import all_descriptions
@@ -45,12 +47,10 @@ PROMPT, WORDS = 32, 40
 class Machines:
     """A decoder over some machines, each of whose segments is timed."""
 
-    def __init__(
-        self, model: ReloadedModel, name: str, nodes: int, empty: Mapping[str, Array], pairs: Mapping[str, str], top: Mapping[str, int]
-    ) -> None:
-        path, blocks = zoo.materialize(name), blocks_for(nodes)
-        shapes = {given: (1, 1) for given in model.declared if given not in pairs} | {given: array.shape for given, array in empty.items()}
-        self.first = with_state(with_top(model.graph(path, shapes), top, blocks), pairs)
+    def __init__(self, model: ReloadedModel, path: Path, nodes: int, decoder: Decoder, top: Mapping[str, int]) -> None:
+        blocks = blocks_for(nodes)
+        shapes = dict.fromkeys(model.declared, (1, 1)) | {given: array.shape for given, array in decoder.empty.items()}
+        self.first = with_state(with_top(model.graph(path, shapes), top, blocks), decoder.state)
 
         def load(sizes: Mapping[str, tuple[int, ...]], axes: Mapping[str, frozenset[int]]) -> Graph:
             return with_top(model.open_graph(sizes, axes), top, blocks)
@@ -111,17 +111,11 @@ def _half(planned: PlannedVariant, *, further: bool) -> Artifacts:
 
 def measure(name: str, counts: Sequence[int], top: int) -> list[dict[str, Any]]:
     """Return a row for every number of machines, of which so many largest logits are asked for (0: all)."""
-    model = ReloadedModel(zoo.materialize(name))
-    pairs = {given: given.replace("past_key_values", "present") for given in model.declared if given.startswith("past")}
-    sizes = {
-        given: [size if isinstance(size, int) else int(axis == 0) for axis, size in enumerate(model.declared[given])] for given in pairs
-    }
-    empty = {given: np.zeros(size, np.float32) for given, size in sizes.items()}
-
-    decoder = Decoder("input_ids", ("attention_mask",), ("position_ids",), "logits", pairs, empty)
-    alone = PlainDecoder(zoo.materialize(name), decoder, 1)
+    path = zoo.materialize(name)
+    model, decoder = ReloadedModel(path), Decoder.of(read_model(path))
+    alone = PlainDecoder(path, decoder, 1)
     wanted = {decoder.logits: top} if top else {}
-    machines = [Machines(model, name, nodes, empty, pairs, wanted) for nodes in counts]
+    machines = [Machines(model, path, nodes, decoder, wanted) for nodes in counts]
     singles: list[float] = []
     for word in range(-1, WORDS):
         feed = decoder.feed(np.arange(PROMPT)[None] if word < 0 else np.array([[word]]), PROMPT + word + 1)
@@ -131,7 +125,7 @@ def measure(name: str, counts: Sequence[int], top: int) -> list[dict[str, Any]]:
             singles.append(time.thread_time() - start)
         for each in machines:
             if word < 0:
-                each.begin(feed | empty)
+                each.begin(feed | dict(decoder.empty))
             else:
                 each.word(feed)
     single = statistics.median(singles)
