@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from bbgrap.doctor.findings import Finding, size
+from bbgrap.doctor.findings import Finding, Severity, size
 from bbgrap.protocol.inspection import MachineFacts
 
 LEAST_DISK, LITTLE_DISK = 1 << 30, 5 << 30
@@ -29,72 +29,36 @@ def check_machine(who: str, facts: MachineFacts, ours: float) -> Iterator[Findin
     """Yield what is true of all processes there; `ours` are the cores that those of bbgrap use."""
     others = facts.busy_cores - ours
     if others > MUCH_BUSY * facts.cores:
-        yield Finding(
-            "warning",
-            who,
-            "busy",
-            f"other programs use {others:.1f} of {facts.cores} cores",
-            f"at most {MUCH_BUSY * facts.cores:.1f}",
-            "end them, or pin agents to other cores (--cores); until then 'bbgrap profile' and 'bbgrap bench' measure them, too",
-        )
-
+        found, most = f"other programs use {others:.1f} of {facts.cores} cores", f"at most {MUCH_BUSY * facts.cores:.1f}"
+        advice = "end them, or pin agents to other cores (--cores); until then 'bbgrap profile' and 'bbgrap bench' measure them, too"
+        yield Finding("warning", who, "busy", found, most, advice)
     if facts.stolen > MUCH_STOLEN:
-        yield Finding(
-            "warning",
-            who,
-            "CPU steal",
-            f"the hypervisor took {facts.stolen:.0%} of the time",
-            f"at most {MUCH_STOLEN:.0%}",
-            "move the virtual machine to a host that is not overbooked, or give it dedicated cores",
-        )
+        found = f"the hypervisor took {facts.stolen:.0%} of the time"
+        advice = "move the virtual machine to a host that is not overbooked, or give it dedicated cores"
+        yield Finding("warning", who, "CPU steal", found, f"at most {MUCH_STOLEN:.0%}", advice)
 
 
 def _room(who: str, facts: MachineFacts, option: str) -> Iterator[Finding]:
     if facts.free_disk_bytes < LITTLE_DISK:
-        yield Finding(
-            "error" if facts.free_disk_bytes < LEAST_DISK else "warning",
-            who,
-            "disk",
-            f"{size(facts.free_disk_bytes)} free at {facts.folder}",
-            f"at least {size(LITTLE_DISK)}",
-            f"make room there, or choose another folder with {option}",
-        )
+        found, advice = f"{size(facts.free_disk_bytes)} free at {facts.folder}", f"make room there, or choose another folder with {option}"
+        severity: Severity = "error" if facts.free_disk_bytes < LEAST_DISK else "warning"
+        yield Finding(severity, who, "disk", found, f"at least {size(LITTLE_DISK)}", advice)
     if facts.free_memory_bytes < LITTLE_MEMORY:
-        yield Finding(
-            "error" if facts.free_memory_bytes < LEAST_MEMORY else "warning",
-            who,
-            "memory",
-            f"{size(facts.free_memory_bytes)} free of {size(facts.memory_bytes)}",
-            f"at least {size(LITTLE_MEMORY)}",
-            "end other programs, raise the container's limit, or divide the weights: --objective memory",
-        )
+        found = f"{size(facts.free_memory_bytes)} free of {size(facts.memory_bytes)}"
+        advice = "end other programs, raise the container's limit, or divide the weights: --objective memory"
+        severity = "error" if facts.free_memory_bytes < LEAST_MEMORY else "warning"
+        yield Finding(severity, who, "memory", found, f"at least {size(LITTLE_MEMORY)}", advice)
 
 
 def _time(who: str, facts: MachineFacts) -> Iterator[Finding]:
     if 0 < facts.quota_cores < facts.usable_cores:
-        yield Finding(
-            "warning",
-            who,
-            "CPU quota",
-            f"its control group leaves {facts.quota_cores:g} of {facts.usable_cores} cores",
-            "whole cores of its own",
-            "bind it to cores (--cores, cpuset) instead of a quota: a thread that is stopped in a kernel keeps all nodes waiting",
-        )
+        found = f"its control group leaves {facts.quota_cores:g} of {facts.usable_cores} cores"
+        advice = "bind it to cores (--cores, cpuset) instead of a quota: a thread that is stopped in a kernel keeps all nodes waiting"
+        yield Finding("warning", who, "CPU quota", found, "whole cores of its own", advice)
     if facts.throttled > MUCH_THROTTLED:
-        yield Finding(
-            "warning",
-            who,
-            "throttled",
-            f"its control group was stopped in {facts.throttled:.0%} of its periods",
-            f"at most {MUCH_THROTTLED:.0%}",
-            "raise its CPU limit, or start the agent with fewer --threads",
-        )
+        found = f"its control group was stopped in {facts.throttled:.0%} of its periods"
+        advice = "raise its CPU limit, or start the agent with fewer --threads"
+        yield Finding("warning", who, "throttled", found, f"at most {MUCH_THROTTLED:.0%}", advice)
     if facts.usable_cores < facts.cores:
-        yield Finding(
-            "note",
-            who,
-            "pinned",
-            f"{facts.usable_cores} of {facts.cores} cores may be used",
-            "as it was started",
-            "nothing, if that is meant (--core, --cores, taskset)",
-        )
+        found, advice = f"{facts.usable_cores} of {facts.cores} cores may be used", "nothing, if that is meant (--core, --cores, taskset)"
+        yield Finding("note", who, "pinned", found, "as it was started", advice)
