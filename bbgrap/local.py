@@ -131,16 +131,8 @@ class LocalCluster(OwnCluster):
         ready = self.logs / "address"
         ready.unlink(missing_ok=True)
         port = int(self.address.rpartition(":")[2]) if port is None else port
-        options = [
-            "--bind",
-            f"tcp://{self._host}:{port}",
-            "--state-dir",
-            str(self.logs / "state"),
-            "--ready-file",
-            str(ready),
-            "--until-eof",
-        ]
-        self._start("coordinator", [*self._command, *options])
+        options = ["--bind", f"tcp://{self._host}:{port}", "--state-dir", str(self.logs / "state"), "--ready-file", str(ready)]
+        self._start("coordinator", [*self._command, *options, "--until-eof"])
         deadline = time.monotonic() + _START_S
         while not ready.exists():
             self._check_alive("coordinator", deadline)
