@@ -106,21 +106,16 @@ class Clients:
         about = self._about(task) if count is None else asked(task, self._folder)
         with connect(self._address, 60.0) as connection:
             session = InferenceSession(about.model, cluster=connection, deadline_s=deadline)
-            self._ask_on(session, about, client, task, deadline, count, rate)
-
-    def _ask_on(
-        self, session: InferenceSession, about: Asked, client: str, task: str, deadline: float, count: int | None, rate: float
-    ) -> None:
-        self._history.note("ready", task=task)
-        number, due = 0, time.monotonic()
-        while not self.stopping.is_set() and number != count:
-            self._ask(session, about, f"{client}.{number}", task, number % len(about.feeds), deadline)
-            number += 1
-            if count is None:
-                self._watched.setdefault(task, session)
-            if rate:
-                due = max(due + 1 / rate, time.monotonic() - 1.0)
-                self.stopping.wait(max(0.0, due - time.monotonic()))
+            self._history.note("ready", task=task)
+            number, due = 0, time.monotonic()
+            while not self.stopping.is_set() and number != count:
+                self._ask(session, about, f"{client}.{number}", task, number % len(about.feeds), deadline)
+                number += 1
+                if count is None:
+                    self._watched.setdefault(task, session)
+                if rate:
+                    due = max(due + 1 / rate, time.monotonic() - 1.0)
+                    self.stopping.wait(max(0.0, due - time.monotonic()))
 
     def _ask(self, session: InferenceSession, about: Asked, name: str, task: str, which: int, deadline: float) -> None:
         self._history.note("sent", id=name, task=task, input=which, deadline=deadline)

@@ -7,7 +7,7 @@ from typing import Any
 
 from bbgrap.cli.output import print_table
 from benchmarks.peers.known import ALL
-from benchmarks.speedups import MODELS, ROOT
+from benchmarks.speedups import LINKS, MODELS, ROOT
 
 PAGE = ROOT / "docs" / "peers.md"
 BEGIN, END = "<!-- peers -->", "<!-- end -->"
@@ -15,7 +15,6 @@ KEY = ("model", "link", "peer")
 """What makes two rows the same measurement."""
 
 _NAMES = {model: name for (model, batch), name in MODELS.items() if batch == 1} | {"mobilenet_v2": "MobileNetV2"}
-_LINKS = {"loopback": "loopback", "1gbit": "1 Gbit/s", "100mbit": "100 Mbit/s", "10gbit": "10 Gbit/s"}
 _MEASURED = {
     "latency": ("p50_ms", "Latency of single requests, median, ms"),
     "throughput": ("per_s", "Requests per second, 8 on their way"),
@@ -46,7 +45,7 @@ def markdown(rows: Sequence[Mapping[str, Any]]) -> str:
         for model, link in places:
             name = _NAMES.get(model, model)
             cells = [_cell(found.get((model, link, peer)), what, key) for peer in peers]
-            lines.append(f"| {name} | {_LINKS.get(link, link)} | {' | '.join(cells)} |")
+            lines.append(f"| {name} | {LINKS.get(link, link)} | {' | '.join(cells)} |")
         lines.append("")
     return "\n".join([*lines, _caption(rows)])
 
