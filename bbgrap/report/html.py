@@ -64,7 +64,7 @@ def _sections(
         devices = shown.devices if shown else [f"node {n}" for n in range(1 + max(s.device for layer in layers for s in layer.tiles))]
         said = "Each strip is a layer, from its first to its last row or channel; below it, what each node fetches of other nodes' parts."
         yield _head("Rows and channels per node", f"{said} '+2' counts the layers that are cut alike and fetch nothing.")
-        yield f'<figure><div class="view">{layers_svg(layers, devices, "Layers, in order", styled=False)}</div></figure>'
+        yield f'<figure><div class="view">{layers_svg(layers, devices)}</div></figure>'
     if shown is not None:
         yield _head("Bytes per exchange", "What travels between nodes, by the values that it is part of.")
         yield from traffic_table(shown)

@@ -19,20 +19,21 @@ from bbgrap.report.svg import COLOURS, picture, rectangle, words
 WIDTH, LEFT, RIGHT = 1160.0, 216.0, 132.0
 """Of the picture, of the names on its left, and of what the axes are on its right."""
 _TOP, _STRIP, _FETCH, _GAP = 44.0, 13.0, 4.0, 6.0
+_TITLE = "Layers, in order"
 _NAME = 30
 _APART = 0.004
 """Between two fetches in a row, as a part of the width."""
 _LEGEND = 10
 
 
-def layers_svg(layers: Sequence[LayerReport], devices: Sequence[str], title: str, *, styled: bool = True) -> str:
-    """Return the picture of all layers; those that are cut like the one before and fetch nothing are counted there."""
-    body, y = [words(8, 18, shortened(title, 120), "head", tip=title), *_legend(layers, devices)], _TOP
+def layers_svg(layers: Sequence[LayerReport], devices: Sequence[str]) -> str:
+    """Return the picture of all layers, for a page; those that are cut like the one before and fetch nothing are counted there."""
+    body, y = [words(8, 18, _TITLE, "head", tip=_TITLE), *_legend(layers, devices)], _TOP
     for layer, alike in _grouped(layers):
         rows, height = _layer(layer, devices, y, alike)
         body += rows
         y += height + _GAP
-    return picture(WIDTH, y + 4, body, title, styled=styled)
+    return picture(WIDTH, y + 4, body, _TITLE, styled=False)
 
 
 def _grouped(layers: Sequence[LayerReport]) -> list[tuple[LayerReport, list[LayerReport]]]:

@@ -35,7 +35,7 @@ def drawn(shown: PlanShown) -> dict[str, Any]:
     return {
         "agents": agents,
         "layers": len(layers),
-        "layers_svg": layers_svg(layers[:_MAX_LAYERS], agents, "Layers, in order", styled=False) if layers else "",
+        "layers_svg": layers_svg(layers[:_MAX_LAYERS], agents) if layers else "",
         "recorded_at": shown.recorded_at,
         "clock_error_s": clock_error_s(shown.records),
         "measured_s": measured.total_s if measured else 0.0,

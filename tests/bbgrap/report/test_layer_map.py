@@ -23,11 +23,11 @@ def any_layers(draw):
 
 @given(any_layers())
 def test_every_plan_is_drawn_inside(drawn):
-    check_svg(layers_svg(drawn, DEVICES, HOSTILE))
+    check_svg(layers_svg(drawn, DEVICES))
 
 
 def test_tiles_halos_and_layers_alike():
-    root = check_svg(layers_svg(layers(), DEVICES, "map"))
+    root = check_svg(layers_svg(layers(), DEVICES))
     texts = set(words_of(root))
     assert {"conv +1", "mix", "rows 8", "channels 6", "whole"} <= texts
     assert "relu" not in texts
@@ -50,6 +50,6 @@ def test_fetches_lie_beside_each_other_where_they_do_not_overlap():
         return (Fetch("x", "rows", 100, ((start, stop),), 1),)
 
     tiles = tuple(LayerTile(n, ((25 * n, 25 * n + 25),), fetch(*part)) for n, part in enumerate([(25, 30), (20, 25), (45, 55), (70, 75)]))
-    root = check_svg(layers_svg([LayerReport("conv", "Conv", "rows", 100, tiles)], ("a", "b", "c", "d"), ""))
+    root = check_svg(layers_svg([LayerReport("conv", "Conv", "rows", 100, tiles)], ("a", "b", "c", "d")))
     heights = {tile.find(f"{SVG}title").text.split()[0]: tile.get("y") for tile in root.iter(f"{SVG}rect") if len(tile)}
     assert heights["a"] == heights["c"] == heights["d"] != heights["b"]
