@@ -17,7 +17,7 @@ dy), weights are eliminated on the way, so a chain costs O(layers) whatever the 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -38,31 +38,20 @@ SUMMED = {"forward": "i", "backward": "o", "gradient": "b"}
 """Per product: the loop whose cut leaves partial sums."""
 
 
-@dataclass(frozen=True, slots=True)
-class Areas:
-    """The areas of one layer's products. Cuts may leave each product with another part, so that they are kept apart."""
-
-    forward: Areas3
-    gradient: Areas3
-    backward: Areas3 | None
-    """None for the first layer."""
-
-    def of(self) -> Iterator[tuple[str, Areas3]]:
-        """Yield the products that exist, by name."""
-        yield "forward", self.forward
-        yield "gradient", self.gradient
-        if self.backward is not None:
-            yield "backward", self.backward
+Areas = Mapping[str, Areas3]
+"""The areas of one layer's products, by product; the first layer has no backward. Cuts may leave each product with another part."""
 
 
 def areas_of(network: Network, batch: int) -> tuple[Areas, ...]:
     """Return the areas of a network's layers at a batch size."""
-    return tuple(_areas_of(layer, batch, number == 0) for number, layer in enumerate(network))
+    found = [_areas_of(layer, batch) for layer in network]
+    del found[0]["backward"]
+    return tuple(found)
 
 
-def _areas_of(layer: Layer, batch: int, first: bool) -> Areas:
+def _areas_of(layer: Layer, batch: int) -> dict[str, Areas3]:
     x, w, y = batch * layer.reads, layer.weights, batch * layer.makes
-    return Areas((x, w, y), (x, y, w), None if first else (y, w, x))
+    return {"forward": (x, w, y), "gradient": (x, y, w), "backward": (y, w, x)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,11 +130,11 @@ class Search:
         best = np.zeros((count, count))
         trail = []
         for areas in self.areas:
-            backward = np.zeros((count,) * 3) if areas.backward is None else self.cost("backward", areas.backward)
+            backward = np.zeros((count,) * 3) if "backward" not in areas else self.cost("backward", areas["backward"])
             through = best[:, None, None, :] + backward.transpose(1, 0, 2)  # [x, w, dy, dx]
             chosen_dx = through.argmin(3)
-            inner = through.min(3) + self.cost("gradient", areas.gradient).transpose(0, 2, 1)
-            forward = self.cost("forward", areas.forward).reshape(count * count, count)
+            inner = through.min(3) + self.cost("gradient", areas["gradient"]).transpose(0, 2, 1)
+            forward = self.cost("forward", areas["forward"]).reshape(count * count, count)
             best, chosen = _min_plus(forward, inner.reshape(count * count, count))
             trail.append((chosen, chosen_dx))
         return self._follow(best, trail)
@@ -165,8 +154,8 @@ class Search:
         """Count given tilings."""
         total, forms = 0.0, []
         for layer, areas in zip(layers, self.areas, strict=True):
-            found = {product: self.form_of(product, sizes, layer.of(product)) for product, sizes in areas.of()}
-            for product, sizes in areas.of():
+            found = {product: self.form_of(product, sizes, layer.of(product)) for product, sizes in areas.items()}
+            for product, sizes in areas.items():
                 total += float(self.cost(product, sizes)[tuple(map(self.tables.tilings.index, layer.of(product)))])
             forms.append(found)
         return ChainPlan(layers, tuple(forms), total)

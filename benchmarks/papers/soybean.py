@@ -76,8 +76,7 @@ def _tile(areas: Areas, layer: LayerTilings, forms: dict[str, str], way: int, ti
         a, b, c = (size if letter == COPY else size / way for size, letter in zip(sizes, letters, strict=True))
         return a, b, c
 
-    found = {product: part(product, sizes) for product, sizes in areas.of()}
-    return Areas(found["forward"], found["gradient"], found.get("backward"))
+    return {product: part(product, sizes) for product, sizes in areas.items()}
 
 
 def exact_bytes(network: Network, batch: int, ways: tuple[int, ...], layers: tuple[LayerTilings, ...]) -> float:

@@ -124,9 +124,9 @@ def spartan(areas: Sequence[Areas], cuts: int) -> ChainPlan:
     Tensors not divided yet count with their best tilings, operator by operator.
     """
     search = Search(_chopped(cuts), areas)
-    tensors = {("w", n): of.forward[1] for n, of in enumerate(areas)}
+    tensors = {("w", n): of["forward"][1] for n, of in enumerate(areas)}
     for name in ("x", "dx"):
-        tensors |= {(name, n): of.forward[0] for n, of in enumerate(areas)} | {(name, len(areas)): areas[-1].forward[2]}
+        tensors |= {(name, n): of["forward"][0] for n, of in enumerate(areas)} | {(name, len(areas)): areas[-1]["forward"][2]}
     del tensors["dx", 0]
     chosen: dict[tuple[str, int], str] = {("dx", 0): search.tables.tilings[0]}
     for tensor in sorted(tensors, key=lambda tensor: -tensors[tensor]):
@@ -150,7 +150,7 @@ def _incident_cost(search: Search, chosen: dict[tuple[str, int], str], tensor: t
             "backward": (("dx", n + 1), ("w", n), ("dx", n)),
             "gradient": (("x", n), ("dx", n + 1), ("w", n)),
         }
-        for product, sizes in search.areas[n].of():
+        for product, sizes in search.areas[n].items():
             if tensor in names[product]:
                 index = tuple(search.tables.tilings.index(fixed[t]) if t in fixed else slice(None) for t in names[product])
                 total += float(search.cost(product, sizes)[index].min())

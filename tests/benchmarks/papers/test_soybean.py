@@ -79,7 +79,7 @@ def _all_costs(search: Search, layers: int) -> list[float]:
         total = 0.0
         for n, areas in enumerate(search.areas):
             layer = LayerTilings(x[n], dx[n], w[n], x[n + 1], dx[n + 1])
-            for name, sizes in areas.of():
+            for name, sizes in areas.items():
                 a, b, c = map(LETTERS.index, layer.of(name))
                 total += search.cost(name, sizes)[a, b, c]
         found.append(total)
