@@ -159,24 +159,23 @@ class Ask:
     calls: CallNumbers
 
 
-ClientMessage = (
+ClusterCall = (
     Hello
     | ListNodes
     | OfferModel
     | ModelChunk
     | PrepareModel
     | RunModel
-    | ForkSequence
-    | EndSequence
     | MeasureNodes
     | SetProfile
-    | StatusCall
     | ListProfiles
     | ForgetProfile
     | InspectNodes
-    | Cancel
-    | Ask
+    | StatusCall
 )
+Call = ClusterCall | TokenCall
+ClientMessage = ClusterCall | ForkSequence | EndSequence | Cancel | Ask
+"""What a client says, but for calls about tokens: those are among the messages about keys."""
 
 
 # --- coordinator -> client ------------------------------------------------------------------------------------------------------
@@ -353,18 +352,3 @@ FinalAnswer = (
     | Failed
 )
 ClientAnswer = FinalAnswer | Progress | StillWorking
-Call = (
-    Hello
-    | ListNodes
-    | OfferModel
-    | ModelChunk
-    | PrepareModel
-    | RunModel
-    | MeasureNodes
-    | SetProfile
-    | ListProfiles
-    | ForgetProfile
-    | InspectNodes
-    | StatusCall
-    | TokenCall
-)
