@@ -20,7 +20,7 @@ from typing import Protocol
 
 from bbgrap.errors import BbgrapError, RemoteProtocolError
 from bbgrap.graph.types import Array
-from bbgrap.protocol.data import Frame, Kind, SequenceStart, unpack_sequence
+from bbgrap.protocol.data import Frame, Kind, SequenceStart, unpack_number
 from bbgrap.protocol.messages import BytesLike, Peer
 from bbgrap.runtime.execution import Execution, Kernel, SendParts
 from bbgrap.runtime.recording import Clock
@@ -208,7 +208,7 @@ class Executor:
             elif frame.kind is Kind.KEEP:
                 deployment = self._deployments.get(frame.epoch)
                 if deployment is not None and frame.source == deployment.schedule.host and deployment.is_from(frame.source, arrival.peer):
-                    self._share((frame.epoch, frame.request), unpack_sequence(arrival.payload))
+                    self._share((frame.epoch, frame.request), unpack_number(arrival.payload))
             elif frame.kind is Kind.PING:
                 self._pings.answer(frame, arrival.payload, arrival.peer)
             elif frame.kind is Kind.CLOCK:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from bbgrap.graph.types import Array
-from bbgrap.protocol.data import Frame, Kind, pack_clock, unpack_clock
+from bbgrap.protocol.data import Frame, Kind, pack_number, unpack_number
 from bbgrap.protocol.messages import BytesLike
 from bbgrap.runtime.recording import Clock, Record, RecordedExecution, RoundTrip, labels_of
 from bbgrap.transport.data import DataPlane
@@ -89,7 +89,7 @@ class Recorder:
         recording = self._recordings.get(key)
         if recording is None or frame.source != recording.execution.schedule.host or frame.message != recording.asked:
             return
-        theirs_ns = unpack_clock(payload)
+        theirs_ns = unpack_number(payload)
         if recording.asked:
             trip = RoundTrip(recording.asked_ns, theirs_ns, came_ns)
             recording.best = min(recording.best or trip, trip, key=lambda trip: trip.error_ns)
@@ -100,7 +100,7 @@ class Recorder:
         recording.asked += 1
         header = Frame(Kind.CLOCK, recording.execution.schedule.device, *key, recording.asked).to_bytes()
         recording.asked_ns = self._clock()
-        self._plane.send(recording.host, header, pack_clock(recording.asked_ns))
+        self._plane.send(recording.host, header, pack_number(recording.asked_ns))
 
     def give(self, key: RequestKey) -> None:
         """Hand over a record if its request is over and the clocks are compared."""

@@ -36,11 +36,11 @@ class Kind(IntEnum):
     """From the host to a device, before anything else: a request begins, and when its steps are done is to be noted."""
     CLOCK = 5
     """To the host: what does your clock show? From it: the answer, with the number asked for in `message`; number 0 comes unasked when a
-    recorded request is over. The payload is the clock, see `pack_clock`."""
+    recorded request is over. The payload is the clock, see `pack_number`."""
     STATE = 6
     """From the host to a device, before anything else: a request of a sequence begins. The payload is a `SequenceStart`."""
     KEEP = 7
-    """From the host to a device: the state of sequence `request` is also that of the one in the payload (`pack_sequence`), or, if that is
+    """From the host to a device: the state of sequence `request` is also that of the one in the payload (`pack_number`), or, if that is
     0, nobody's any more."""
 
 
@@ -73,7 +73,7 @@ class Frame(NamedTuple):
 
 
 _KINDS = tuple(Kind)
-_REQUEST = struct.Struct("<Q")
+_NUMBER = struct.Struct("<Q")
 
 
 class Headers:
@@ -81,11 +81,11 @@ class Headers:
 
     def __init__(self, source: int, epoch: int, messages: Iterable[int]) -> None:
         """Prepare the headers of some messages."""
-        self._starts = {m: Frame(Kind.DATA, source, epoch, 0, m).to_bytes()[: -_REQUEST.size] for m in messages}
+        self._starts = {m: Frame(Kind.DATA, source, epoch, 0, m).to_bytes()[: -_NUMBER.size] for m in messages}
 
     def of(self, message: int, request: int) -> bytes:
         """Return what `Frame.to_bytes` does."""
-        return self._starts[message] + _REQUEST.pack(request)
+        return self._starts[message] + _NUMBER.pack(request)
 
 
 _START = struct.Struct("<QQB")
@@ -121,33 +121,17 @@ class SequenceStart(NamedTuple):
         return cls(sequence, before, flags == 1, flags == 2)
 
 
-def pack_sequence(sequence: int) -> bytes:
-    """Return the payload of `KEEP`."""
-    return _REQUEST.pack(sequence)
+def pack_number(number: int) -> bytes:
+    """Return the payload of `CLOCK`, nanoseconds of a clock, or of `KEEP`, a sequence."""
+    return _NUMBER.pack(number)
 
 
-def unpack_sequence(payload: BytesLike) -> int:
-    """Return the sequence in the payload of a `KEEP`.
-
-    Raises:
-        RemoteProtocolError: if it is none.
-    """
-    if len(payload) != _REQUEST.size or (sequence := int(_REQUEST.unpack(payload)[0])) > MAX_INTEGER:
-        raise RemoteProtocolError(f"data message: expected a sequence in {_REQUEST.size} bytes, got {len(payload)} bytes")
-    return sequence
-
-
-def pack_clock(clock_ns: int) -> BytesLike:
-    """Return the payload of `CLOCK`: nanoseconds of a clock."""
-    return clock_ns.to_bytes(8, "little")
-
-
-def unpack_clock(payload: BytesLike) -> int:
-    """Return the nanoseconds in the payload of a `CLOCK`.
+def unpack_number(payload: BytesLike) -> int:
+    """Undo `pack_number`.
 
     Raises:
-        RemoteProtocolError: if it is none.
+        RemoteProtocolError: if it made no such payload.
     """
-    if len(payload) != 8 or (clock_ns := int.from_bytes(payload, "little")) > MAX_INTEGER:
-        raise RemoteProtocolError(f"data message: expected a clock of 8 bytes below 2**63, got {len(payload)} bytes")
-    return clock_ns
+    if len(payload) != _NUMBER.size or (number := int(_NUMBER.unpack(payload)[0])) > MAX_INTEGER:
+        raise RemoteProtocolError(f"data message: expected a number of 8 bytes below 2**63, got {len(payload)} bytes")
+    return number

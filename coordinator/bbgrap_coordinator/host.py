@@ -21,7 +21,7 @@ from bbgrap.control.coordinator_instructions import HostDeploy, KeepState, Start
 from bbgrap.errors import BbgrapError, ExecutionError, RemoteProtocolError
 from bbgrap.graph.types import Array, DType
 from bbgrap.protocol.client_messages import Fault
-from bbgrap.protocol.data import Frame, Kind, SequenceStart, pack_clock, pack_sequence
+from bbgrap.protocol.data import Frame, Kind, SequenceStart, pack_number
 from bbgrap.protocol.message_layout import MessageLayout, layouts_received, layouts_sent, pack, unpack
 from bbgrap.protocol.messages import BytesLike, Peer, TensorHeader
 from bbgrap.protocol.tensors import decode_array, encode_array
@@ -164,7 +164,7 @@ class HostExecutor:
             return
         for address in deployment.addresses.values():
             header = Frame(Kind.KEEP, deployment.first.schedule.device, keep.epoch, keep.sequence, 0).to_bytes()
-            self._plane.send(address, header, pack_sequence(keep.other))
+            self._plane.send(address, header, pack_number(keep.other))
 
     def accept(self, arrival: Arrival) -> RequestDone | RequestBroke | None:
         """Take a message; returns the end of its request if this was the last one."""
@@ -243,7 +243,7 @@ class HostExecutor:
     def _show_clock(self, deployment: _Deployment, epoch: int, request: int, number: int, device: int) -> None:
         """Tell a device of a deployment what the clock of records shows now."""
         header = Frame(Kind.CLOCK, deployment.first.schedule.device, epoch, request, number).to_bytes()
-        self._plane.send(deployment.addresses[device], header, pack_clock(time.perf_counter_ns()))
+        self._plane.send(deployment.addresses[device], header, pack_number(time.perf_counter_ns()))
 
 
 def _whole(schedule: Schedule) -> frozenset[int]:

@@ -3,7 +3,7 @@
 import pytest
 from bbgrap_agent.recording import MAX_RECORDINGS, ROUND_TRIPS
 
-from bbgrap.protocol.data import Frame, Kind, pack_clock
+from bbgrap.protocol.data import Frame, Kind, pack_number
 from tests.agents.bbgrap_agent.test_executor import HOST, PEER, Bench
 
 AHEAD = 1_000_000
@@ -24,7 +24,7 @@ def compute(bench, request=1):
 def compare_clocks(bench, request=1, questions=ROUND_TRIPS):
     """Play the host: show the clock unasked, then answer the questions; return their numbers and the other messages' kinds."""
     asked, others = [], []
-    bench.host.send(bench.plane.address, Frame(Kind.CLOCK, HOST, 7, request, 0).to_bytes(), pack_clock(5))
+    bench.host.send(bench.plane.address, Frame(Kind.CLOCK, HOST, 7, request, 0).to_bytes(), pack_number(5))
     bench.step()
     while len(asked) < questions and (arrival := bench.host.receive(0)) is not None:
         frame = Frame.parse(arrival.header)
@@ -34,7 +34,7 @@ def compare_clocks(bench, request=1, questions=ROUND_TRIPS):
         asked.append(frame.message)
         assert (frame.source, frame.epoch, frame.request) == (0, 7, request)
         shown = next(bench.clock) + AHEAD
-        bench.host.send(bench.plane.address, Frame(Kind.CLOCK, HOST, 7, request, frame.message).to_bytes(), pack_clock(shown))
+        bench.host.send(bench.plane.address, Frame(Kind.CLOCK, HOST, 7, request, frame.message).to_bytes(), pack_number(shown))
         bench.step()
     return asked, others
 
@@ -111,7 +111,7 @@ def test_only_the_host_may_ask_for_a_recording_and_show_its_clock(caplog):
     begin(bench)
     bench.step()
     compute(bench)
-    for source, payload in ((PEER, pack_clock(5)), (HOST, b"short"), (HOST, b"\xff" * 8)):
+    for source, payload in ((PEER, pack_number(5)), (HOST, b"short"), (HOST, b"\xff" * 8)):
         bench.peer.send(bench.plane.address, Frame(Kind.CLOCK, source, 7, 1, 0).to_bytes(), payload)
         bench.step()
     assert compare_clocks(bench)[0] == list(range(1, ROUND_TRIPS + 1))

@@ -8,7 +8,7 @@ from bbgrap_agent.sequence_states import SequenceStates
 
 from bbgrap.errors import RemoteProtocolError
 from bbgrap.graph.types import DType
-from bbgrap.protocol.data import Frame, Kind, SequenceStart, pack_sequence, unpack_sequence
+from bbgrap.protocol.data import Frame, Kind, SequenceStart, pack_number, unpack_number
 from bbgrap.runtime.execution import SlicePlan
 from bbgrap.runtime.schedule import BufferSpec, LocalPart, LocalReceive, LocalRun, LocalSend, Schedule
 from tests.inproc import InprocNetwork
@@ -63,14 +63,14 @@ def test_a_start_that_is_none_is_refused(payload):
     with pytest.raises(RemoteProtocolError):
         SequenceStart.parse(payload)
     with pytest.raises(RemoteProtocolError):
-        unpack_sequence(payload)
+        unpack_number(payload)
 
 
 def test_starts_come_back_as_they_were():
     ends = SequenceStart(2**63 - 1, 2**63 - 1, record=True)
     for start in (SequenceStart(1, 0, record=False), ends, SequenceStart(1, 5, record=False, reads=True)):
         assert SequenceStart.parse(start.to_bytes()) == start
-    assert unpack_sequence(pack_sequence(5)) == 5
+    assert unpack_number(pack_number(5)) == 5
 
 
 class Bench:
@@ -135,7 +135,7 @@ def test_a_request_waits_for_the_state_that_is_still_computed():
     """The host answers when it has the outputs: then a client may send the next request, or fork, before an agent is at its end."""
     bench = Bench()
     bench.begin(10, 1, 0)  # its input is on its way
-    bench.host.send(bench.plane.address, Frame(Kind.KEEP, HOST, 7, 1, 0).to_bytes(), pack_sequence(2))
+    bench.host.send(bench.plane.address, Frame(Kind.KEEP, HOST, 7, 1, 0).to_bytes(), pack_number(2))
     bench.run(11, 1, 10, 1)
     bench.run(12, 2, 10, 20)
     assert bench.answers() == bench.failures == []
@@ -170,14 +170,14 @@ def test_only_the_host_says_whose_a_state_is():
     bench = Bench()
     bench.run(10, 1, 0, 5)
     forget = Frame(Kind.KEEP, 0, 7, 1, 0).to_bytes()  # of a device that is not the host
-    bench.host.send(bench.plane.address, forget, pack_sequence(0))
+    bench.host.send(bench.plane.address, forget, pack_number(0))
     bench.run(11, 1, 10, 1)
     share = Frame(Kind.KEEP, HOST, 7, 1, 0).to_bytes()
-    bench.host.send(bench.plane.address, share, pack_sequence(2))
+    bench.host.send(bench.plane.address, share, pack_number(2))
     bench.run(12, 2, 11, 10)
     bench.run(13, 1, 11, 1)
     assert bench.answers() == [5, 6, 16, 7]
-    bench.host.send(bench.plane.address, share, pack_sequence(0))
+    bench.host.send(bench.plane.address, share, pack_number(0))
     bench.run(14, 1, 13, 1)
     assert bench.failures[-1][1] == 14
     bench.executor.remove(7)

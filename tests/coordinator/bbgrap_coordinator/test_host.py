@@ -11,7 +11,7 @@ from bbgrap.control.coordinator_events import RequestBroke, RequestDone
 from bbgrap.control.coordinator_instructions import HostDeploy, StartRequest
 from bbgrap.graph.types import DType
 from bbgrap.protocol.client_messages import Fault
-from bbgrap.protocol.data import Frame, Kind, unpack_clock
+from bbgrap.protocol.data import Frame, Kind, unpack_number
 from bbgrap.protocol.messages import Peer, TensorHeader
 from bbgrap.runtime.schedule import BufferSpec, LocalJoin, LocalPart, LocalReceive, LocalSend, Schedule
 from bbgrap.transport.data import Arrival
@@ -181,7 +181,7 @@ def test_a_recorded_request_is_begun_with_that_word_and_followed_by_the_clock(ho
     for agent in agents:
         shown = agent.receive(0)
         assert Frame.parse(shown.header) == Frame(Kind.CLOCK, 2, 7, 5, 0)
-        assert before < unpack_clock(shown.payload) < time.perf_counter_ns()
+        assert before < unpack_number(shown.payload) < time.perf_counter_ns()
 
 
 def test_the_clock_is_shown_to_the_devices_of_a_deployment(host, agents):
@@ -193,7 +193,7 @@ def test_the_clock_is_shown_to_the_devices_of_a_deployment(host, agents):
     assert host.accept(host.plane.receive(0)) is None
     shown = agents[0].receive(0)
     assert Frame.parse(shown.header) == Frame(Kind.CLOCK, 2, 7, 5, 3)
-    assert unpack_clock(shown.payload) <= time.perf_counter_ns()
+    assert unpack_number(shown.payload) <= time.perf_counter_ns()
 
 
 def test_an_unrecorded_request_has_no_record(host, agents):

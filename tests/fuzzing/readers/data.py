@@ -13,7 +13,7 @@ from bbgrap.errors import RemoteProtocolError
 from bbgrap.graph.types import DType, TensorType
 from bbgrap.program.dictionaries import decode_with_dictionary, encode_with_dictionary
 from bbgrap.program.encodings import decode_floats, encode_floats
-from bbgrap.protocol.data import Frame, Kind, pack_clock, unpack_clock
+from bbgrap.protocol.data import Frame, Kind, pack_number, unpack_number
 from bbgrap.protocol.message_layout import MessageLayout, pack, unpack
 from bbgrap.protocol.tensors import decode_array, encode_array
 from bbgrap.protocol.values import Numbers, pack_value, unpack_value
@@ -168,7 +168,7 @@ _VALUES: list[object] = [
 
 DATA = [
     Reader("data header", _header, _FRAMES, ERRORS),
-    Reader("clock", unpack_clock, [bytes(pack_clock(2**40))], ERRORS),
+    Reader("number", unpack_number, [pack_number(2**40)], ERRORS),
     Reader(
         "stream",
         _stream,
