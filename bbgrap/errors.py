@@ -62,11 +62,7 @@ class StateLostError(ExecutionError):
     """A sequence cannot go on: its state is gone, and its inputs are not kept any more. Begin it again."""
 
 
-class ProtocolError(BbgrapError):
-    """Bytes or messages that the protocol does not allow; subclasses say who broke it."""
-
-
-class RemoteProtocolError(ProtocolError):
+class RemoteProtocolError(BbgrapError):
     """The other side sent something malformed, oversized or out of turn."""
 
 
@@ -74,7 +70,7 @@ class OtherVersionError(RemoteProtocolError):
     """The other side speaks another version of the protocol."""
 
 
-class LocalProtocolError(ProtocolError):
+class LocalProtocolError(BbgrapError):
     """This side tried to send something malformed, oversized or out of turn: a bug or a wrong call."""
 
 
