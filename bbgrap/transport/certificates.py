@@ -19,8 +19,6 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from bbgrap.errors import RemoteProtocolError
 from bbgrap.transport.identity import TlsIdentity
 
-__all__ = ["MAX_REQUEST_BYTES", "Authority", "TlsIdentity", "make_request"]
-
 MAX_REQUEST_BYTES = 4 << 10
 """A signing request has some 250 bytes."""
 _FOR_EVER = (datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC), datetime.datetime(9999, 12, 31, 23, 59, 59, tzinfo=datetime.UTC))

@@ -16,7 +16,7 @@ import os
 import platform
 import struct
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -178,10 +178,6 @@ def _needed() -> Iterator[Path]:
     yield from map(Path, (*_SYSTEM, sys.prefix, sys.base_prefix, sys.exec_prefix))
     yield from (Path("/etc") / name for name in _SETTINGS)
     yield from (Path(path) for path in sys.path if path.endswith(("-packages", "lib-dynload")))
-    yield from _package_folders(tuple(sys.modules))
-
-
-def _package_folders(names: Sequence[str]) -> Iterable[Path]:
-    """Return where the packages are that are loaded: in an environment of a developer they lie elsewhere."""
-    found = {path for name in names if "." not in name for path in getattr(sys.modules[name], "__path__", ())}
-    return [Path(path) for path in sorted(found) if isinstance(path, str)]
+    # Where packages are that are loaded: in an environment of a developer they lie elsewhere.
+    packages = (module for name, module in tuple(sys.modules.items()) if "." not in name)
+    yield from (Path(path) for package in packages for path in getattr(package, "__path__", ()) if isinstance(path, str))

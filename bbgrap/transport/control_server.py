@@ -7,6 +7,7 @@ import socket
 from collections import OrderedDict
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import lru_cache
 from typing import NamedTuple
 
 import zmq
@@ -79,7 +80,6 @@ class ControlServer:
         self.channels = Channels()
         self._ways: OrderedDict[bytes, _Way] = OrderedDict()
         self._ending: list[tuple[_Way, Sequence[BytesLike]]] = []
-        self._keys: dict[str, bytes] = {"": NOBODY}
         self._channels_first = False
 
     def send(self, identity: bytes, frames: Sequence[BytesLike]) -> bool:
@@ -149,12 +149,7 @@ class ControlServer:
     def _known(self, first: zmq.Frame, session: bytes) -> bytes:
         """Return who has sent a message, and remember by which connection."""
         text = _user(first) if self._guard is not None else ""  # without a lock the peer itself says who it is
-        key = self._keys.get(text)
-        if key is None:
-            if len(self._keys) >= MAX_SESSIONS:
-                self._keys = {"": NOBODY}
-            key = self._keys[text] = z85.decode(text)
-        identity, route = key + session, first.bytes
+        identity, route = (_decoded(text) if text else NOBODY) + session, first.bytes
         way = self._ways.get(identity)
         if way is None or way.route != route:
             self._ways[identity] = _Way(route, int(first.get(zmq.SRCFD)))
@@ -179,6 +174,9 @@ def _why_not(bind: str, error: zmq.ZMQError) -> str:
     if why_unknown(bind):
         return f"host '{split_address(bind)[0]}' cannot be found; is its name right?"
     return str(error.strerror)
+
+
+_decoded = lru_cache(MAX_SESSIONS)(z85.decode)
 
 
 def _user(frame: zmq.Frame) -> str:

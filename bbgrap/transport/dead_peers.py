@@ -22,7 +22,7 @@ _PROBES = 3
 """Questions to a full receiver that it may leave unanswered. Linux answers at most two a second."""
 
 _INFO = struct.Struct("=8B24I4Q3I")
-"""The head of Linux's `struct tcp_info`, since 4.6."""
+"""The head of Linux's `struct tcp_info`, since 4.6; times are in milliseconds, the round trip's in microseconds."""
 _PROBES_AT, _UNACKED_AT, _LAST_ACK_AT, _ROUND_TRIP_AT, _RECEIVED_AT, _UNSENT_AT = 3, 12, 20, 23, 35, 38
 
 
@@ -38,25 +38,17 @@ class DeadPeerCheck:
 
     def check(self, connection: socket.socket, now: float) -> float | None:
         """Look, about every `LOOK_S`; return for how many seconds the other side has been silent if that is too long, else None."""
-        state = _state(connection)
+        fields = _fields(connection)
         late, self.looked = now - self.looked > 5 * LOOK_S, now
-        self.waits = state is not None and state.waits
-        if state is None or not state.unanswered:
+        self.waits = fields is not None and fields[_UNACKED_AT] + fields[_UNSENT_AT] > 0
+        if fields is None or not (fields[_UNACKED_AT] or fields[_PROBES_AT] >= _PROBES):
             self.since = None
             return None
         # This machine itself may have been stopped meanwhile: that is nobody's silence.
         begun = now if self.since is None or late else self.since
-        self.since = max(begun, now - state.last_word_s)
+        self.since = max(begun, now - fields[_LAST_ACK_AT] / 1e3)
         silent_s = now - self.since
-        return silent_s if silent_s > max(_SILENCE_S, _ROUND_TRIPS * state.round_trip_s) else None
-
-
-@dataclass(frozen=True, slots=True)
-class _State:
-    waits: bool
-    unanswered: bool
-    last_word_s: float
-    round_trip_s: float
+        return silent_s if silent_s > max(_SILENCE_S, _ROUND_TRIPS * fields[_ROUND_TRIP_AT] / 1e6) else None
 
 
 def received_bytes(connection: socket.socket) -> int:
@@ -66,21 +58,12 @@ def received_bytes(connection: socket.socket) -> int:
 
 
 def _fields(connection: socket.socket) -> tuple[int, ...] | None:
+    """Return what the system knows of a connection; None if it does not tell."""
     if sys.platform == "linux":  # others have other fields
         with suppress(OSError, AttributeError):
             content = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO.size)
             return _INFO.unpack(content) if len(content) >= _INFO.size else None
     return None
-
-
-def _state(connection: socket.socket) -> _State | None:
-    """Return what the system knows of a connection; None if it does not tell."""
-    fields = _fields(connection)
-    if fields is None:
-        return None
-    unacknowledged, unsent, probes = fields[_UNACKED_AT], fields[_UNSENT_AT], fields[_PROBES_AT]
-    unanswered = unacknowledged > 0 or probes >= _PROBES
-    return _State(unacknowledged + unsent > 0, unanswered, fields[_LAST_ACK_AT] / 1e3, fields[_ROUND_TRIP_AT] / 1e6)
 
 
 def detect_dead_peer(connection: socket.socket) -> None:

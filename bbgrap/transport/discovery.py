@@ -66,7 +66,7 @@ def announce(address: str, advertise: str = "") -> Iterator[None]:
         own.close()
 
 
-def discover(find_lock: Callable[[str], ClientLock | None], within_s: float | None = None) -> str:
+def discover(find_lock: Callable[[str], ClientLock | None], within_s: float = WITHIN_S) -> str:
     """Return the address of the coordinator that `find_lock` has keys for; where it returns None, of the only one there is.
 
     Raises:
@@ -83,7 +83,7 @@ def discover(find_lock: Callable[[str], ClientLock | None], within_s: float | No
         stack.callback(own.close)
         stack.callback(zeroconf.ServiceBrowser(own, SERVICE, handlers=[_listener(zeroconf, heard)]).cancel)  # else its thread stays
         handshakes = stack.enter_context(_Handshakes())
-        deadline = time.monotonic() + (WITHIN_S if within_s is None else within_s)
+        deadline = time.monotonic() + within_s
         while time.monotonic() < deadline:
             with suppress(queue.Empty):
                 while len(handshakes.tried) + len(open_ones) < MOST:

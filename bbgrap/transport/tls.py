@@ -81,21 +81,18 @@ def records(pieces: Sequence[BytesLike]) -> list[BytesLike]:
     size = 0
     for piece in pieces:
         view = memoryview(piece)
-        if not size and len(view) >= RECORD_BYTES:
-            whole = len(view) // RECORD_BYTES * RECORD_BYTES
-            done.append(view[:whole])
-            view = view[whole:]
         while len(view):
+            whole = 0 if begun else len(view) // RECORD_BYTES * RECORD_BYTES
+            if whole:
+                done.append(view[:whole])
+                view = view[whole:]
+                continue
             begun.append(view[: RECORD_BYTES - size])
             size += len(begun[-1])
             view = view[len(begun[-1]) :]
             if size == RECORD_BYTES:
                 done.append(b"".join(begun))
                 begun, size = [], 0
-                whole = len(view) // RECORD_BYTES * RECORD_BYTES
-                if whole:
-                    done.append(view[:whole])
-                    view = view[whole:]
     if begun:
         done.append(b"".join(begun))
     return done

@@ -31,12 +31,8 @@ class WakeupQueue(Generic[T]):
     def put(self, item: T) -> None:
         """Add an item and wake the reader."""
         self._items.append(item)
-        try:
+        with contextlib.suppress(OSError):  # full: the reader is being woken already; or closed: nobody reads any more
             self._pipe.write()
-        except BlockingIOError:
-            return  # Full: the reader is being woken already.
-        except OSError:
-            return  # Closed: nobody reads any more.
 
     def take(self) -> list[T]:
         """Return all items."""

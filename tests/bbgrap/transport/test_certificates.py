@@ -5,7 +5,8 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 from cryptography.x509.oid import NameOID
 
 from bbgrap.errors import RemoteProtocolError
-from bbgrap.transport.certificates import MAX_REQUEST_BYTES, Authority, TlsIdentity, make_request
+from bbgrap.transport.certificates import MAX_REQUEST_BYTES, Authority, make_request
+from bbgrap.transport.identity import TlsIdentity
 
 
 def request_with(key, *, extensions=()):
