@@ -5,7 +5,8 @@ Needs prometheus-client (extra `serve`).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 
 from bbgrap.errors import UsageError
 from bbgrap.protocol.status_messages import LATENCY_BUCKETS_S, ModelStatus, Status
@@ -44,18 +45,14 @@ def exposition(status: Status | None, more: Iterable[Metric] = ()) -> str:
 Rows = Iterable[tuple[tuple[str, ...], float]]
 
 
-def _gauge(name: str, said: str, labels: tuple[str, ...], rows: Rows) -> Metric:
-    family = GaugeMetricFamily(name, said, labels=labels)
+def _family(kind: type[GaugeMetricFamily | CounterMetricFamily], name: str, said: str, labels: tuple[str, ...], rows: Rows) -> Metric:
+    family = kind(name, said, labels=labels)
     for values, value in rows:
         family.add_metric(values, value)
     return family
 
 
-def _counter(name: str, said: str, labels: tuple[str, ...], rows: Rows) -> Metric:
-    family = CounterMetricFamily(name, said, labels=labels)
-    for values, value in rows:
-        family.add_metric(values, value)
-    return family
+_gauge, _counter = partial(_family, GaugeMetricFamily), partial(_family, CounterMetricFamily)
 
 
 def _coordinator(status: Status) -> Iterator[Metric]:
@@ -99,21 +96,19 @@ def _labels(model: ModelStatus) -> tuple[str, str]:
 
 def _requests(status: Status) -> Iterator[Metric]:
     models = [(_labels(model), model) for model in status.models]
+
+    def of(value: Callable[[ModelStatus], float]) -> Rows:
+        return [(labels, value(model)) for labels, model in models]
+
     ended = [((*labels, how), float(count)) for labels, model in models for how, count in sorted(model.requests.items())]
     yield _counter("bbgrap_requests", "Requests that have ended, and how.", (*_MODEL, "outcome"), ended)
     yield _histogram(models)
-    queued = [(labels, model.queued_s) for labels, model in models]
-    yield _counter("bbgrap_request_queue_seconds", "How long answered requests waited until they ran.", _MODEL, queued)
-    waiting = [(labels, float(model.waiting)) for labels, model in models]
-    yield _gauge("bbgrap_queue_depth", "Requests that wait.", _MODEL, waiting)
-    running = [(labels, float(model.running)) for labels, model in models]
-    yield _gauge("bbgrap_requests_in_flight", "Requests that run.", _MODEL, running)
-    sequences = [(labels, float(model.sequences)) for labels, model in models]
-    yield _gauge("bbgrap_sequences", "Sequences that are open.", _MODEL, sequences)
-    recovered = [(labels, float(model.recovered)) for labels, model in models]
-    yield _counter("bbgrap_sequences_recovered", "Sequences whose state was lost and computed anew.", _MODEL, recovered)
-    replayed = [(labels, float(model.replayed)) for labels, model in models]
-    yield _counter("bbgrap_requests_replayed", "Requests that ran again for that.", _MODEL, replayed)
+    yield _counter("bbgrap_request_queue_seconds", "How long answered requests waited until they ran.", _MODEL, of(lambda m: m.queued_s))
+    yield _gauge("bbgrap_queue_depth", "Requests that wait.", _MODEL, of(lambda m: m.waiting))
+    yield _gauge("bbgrap_requests_in_flight", "Requests that run.", _MODEL, of(lambda m: m.running))
+    yield _gauge("bbgrap_sequences", "Sequences that are open.", _MODEL, of(lambda m: m.sequences))
+    yield _counter("bbgrap_sequences_recovered", "Sequences whose state was lost and computed anew.", _MODEL, of(lambda m: m.recovered))
+    yield _counter("bbgrap_requests_replayed", "Requests that ran again for that.", _MODEL, of(lambda m: m.replayed))
 
 
 def _histogram(models: Iterable[tuple[tuple[str, str], ModelStatus]]) -> Metric:
@@ -139,12 +134,8 @@ def _plans(status: Status) -> Iterator[Metric]:
     held = [((*labels, node), float(size)) for labels, p in plans for node, size in p.weight_bytes.items()]
     yield _gauge("bbgrap_plan_weight_bytes", "Weights of what serves, by node.", (*keys, "node"), held)
     segments = [((*labels, s.node, str(s.segment)), s) for labels, p in plans for s in p.segments]
+    place = (*keys, "node", "segment")
     took = [(labels, s.measured_s) for labels, s in segments]
-    yield _gauge(
-        "bbgrap_segment_duration_seconds",
-        "Segments of the latest recorded request.",
-        (*keys, "node", "segment"),
-        took,
-    )
+    yield _gauge("bbgrap_segment_duration_seconds", "Segments of the latest recorded request.", place, took)
     expected = [(labels, s.predicted_s) for labels, s in segments if s.predicted_s]
-    yield _gauge("bbgrap_segment_predicted_seconds", "What was predicted of them.", (*keys, "node", "segment"), expected)
+    yield _gauge("bbgrap_segment_predicted_seconds", "What was predicted of them.", place, expected)

@@ -5,6 +5,7 @@ Counters begin again when a coordinator does; then everything since its start li
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -42,14 +43,12 @@ def rates_between(before: Status | None, after: Status) -> tuple[ModelRates, ...
 
 
 def _rates(before: ModelStatus | None, after: ModelStatus, seconds: float) -> ModelRates:
-    earlier = {} if before is None else before.requests
-    ended = {how: count - earlier.get(how, 0) for how, count in after.requests.items()}
-    latency, queued = after.latency, after.queued_s
+    ended, latency, queued = Counter(after.requests), after.latency, after.queued_s
     if before is not None:
+        ended.subtract(before.requests)
         counts = tuple(now - then for now, then in zip(latency.counts, before.latency.counts, strict=True))
         latency, queued = Latency(counts, latency.sum_s - before.latency.sum_s), queued - before.queued_s
-    done = ended.get("done", 0)
-    failing = ended.get("failed", 0) + ended.get("refused", 0)
+    done, failing = ended["done"], ended["failed"] + ended["refused"]
     quantiles = quantiles_of(latency, PARTS)
     return ModelRates(
         after.model, after.name, done / seconds, failing / seconds, quantiles, queued / done if done else 0.0, after.waiting, after.running
