@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -182,7 +182,7 @@ def _tracing(otlp: str, every_s: float) -> Iterator[Tracing]:
         raise UsageError(f"--otlp {otlp}: expected a URL, like http://127.0.0.1:4318/v1/traces")
     from bbgrap.observing.spans import Spans
 
-    with Spans(otlp) as spans:
+    with closing(Spans(otlp)) as spans:
         yield Tracing(every_s, spans)
 
 

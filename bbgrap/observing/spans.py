@@ -11,8 +11,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from time import time_ns
-from types import TracebackType
-from typing import Self
 
 from bbgrap.costmodel.timeline import LANES, Timeline
 from bbgrap.errors import UsageError
@@ -39,10 +37,10 @@ class Spans:
     What cannot be sent is dropped, with a line in the log: no request waits for a receiver.
     """
 
-    def __init__(self, endpoint: str = "", service: str = "bbgrap") -> None:
-        """Send to `endpoint`, as http://HOST:4318/v1/traces; empty: to what OpenTelemetry's own environment variables name."""
-        self._provider = TracerProvider(resource=Resource.create({"service.name": service, "service.version": VERSION}))
-        self._provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=endpoint or None, timeout=SEND_S)))
+    def __init__(self, endpoint: str) -> None:
+        """Send to `endpoint`, as http://HOST:4318/v1/traces."""
+        self._provider = TracerProvider(resource=Resource.create({"service.name": "bbgrap", "service.version": VERSION}))
+        self._provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=endpoint, timeout=SEND_S)))
         self._tracer = self._provider.get_tracer("bbgrap", VERSION)
 
     @contextmanager
@@ -59,12 +57,6 @@ class Spans:
         """Send what is left, and end."""
         self._provider.shutdown()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.close()
-
 
 class RequestSpan:
     """The span of a request that goes on."""
@@ -74,13 +66,6 @@ class RequestSpan:
         self._tracer = tracer
         self._span = span
         self._started_ns = started_ns
-
-    @property
-    def traceparent(self) -> str:
-        """What tells others which span this is."""
-        carrier: dict[str, str] = {}
-        TraceContextTextMapPropagator().inject(carrier, set_span_in_context(self._span))
-        return carrier["traceparent"]
 
     def add(self, timeline: Timeline) -> None:
         """Make a child for every node that did something; to be called as soon as the answer is there.

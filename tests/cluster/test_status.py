@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from contextlib import closing
 
 import numpy as np
 import pytest
@@ -60,7 +61,7 @@ def test_a_recorded_request_is_a_span_with_a_child_per_node(shared):
     session = InferenceSession(tiny.model_bytes(), cluster=shared.connection, planner="bbgrap")
     session.run(None, {"x": X})
     with receiver() as received:
-        with Spans(received.endpoint) as spans, spans.request("tiny") as request:
+        with closing(Spans(received.endpoint)) as spans, spans.request("tiny") as request:
             (y,), timeline = session.run_recorded(None, {"x": X})
             assert timeline is not None
             request.add(timeline)
