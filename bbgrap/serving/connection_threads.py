@@ -22,7 +22,7 @@ from http import HTTPStatus
 from bbgrap.serving.datatypes import BodyBytes
 from bbgrap.serving.gateway import Gateway, Inference
 from bbgrap.serving.host_check import HostCheck
-from bbgrap.serving.http import BODY_S, JSON_LENGTH, encoded, refusal_body, refusal_headers
+from bbgrap.serving.http import BODY_S, JSON_LENGTH, encoded, refused
 from bbgrap.serving.http_bodies import accepted_encoding, json_length_of, parse_infer
 from bbgrap.serving.model import ServedModel
 from bbgrap.serving.refusals import Refusal, RefusedError, refusal_of
@@ -185,16 +185,17 @@ class ConnectionThread:
             body = self._body(head.length, read)
         except TimeoutError:
             slow = RefusedError(Refusal.SLOW_BODY, f"body: nothing of it came for {BODY_S:g} s")
-            self._send(*_refused(slow, {"connection": "close"}))
+            self._refuse(slow, {"connection": "close"})
             raise _EndedError from None
         try:
-            answer = HTTPStatus.OK, *self._infer(head, model, body)
+            parts, headers = self._infer(head, model, body)
         except Exception as error:  # whatever it is, its sender gets an answer
             self._memory = bytearray()  # what was given up may still be on its way
             if self._has_gone():
                 raise _EndedError from None
-            answer = _refused(refusal_of(error), {})
-        self._send(*answer)
+            self._refuse(refusal_of(error), {})
+        else:
+            self._send(HTTPStatus.OK, parts, headers)
         self.answered += 1
         if len(self._memory) > _KEPT_BYTES:
             self._memory = bytearray()
@@ -221,11 +222,14 @@ class ConnectionThread:
         headers = head.by_name
         asked = parse_infer(body, json_length_of(headers.get(JSON_LENGTH, "").strip(), len(body)))
         answer = partial(encoded, model, asked, accepted_encoding(headers.get("accept-encoding", "")))
-        work = Inference(asked.feed, asked.output_names, answer, headers.get("traceparent", ""), asked.part)
-        return self._gateway.infer_here(model, work, asked.timeout_s, self._has_gone)
+        return self._gateway.infer_here(model, Inference(asked, answer, headers.get("traceparent", "")), self._has_gone)
 
     def _has_gone(self) -> bool:
         return bool(self._looking.poll(0))
+
+    def _refuse(self, error: RefusedError, more: Mapping[str, str]) -> None:
+        body, status, headers = refused(error)
+        self._send(HTTPStatus(status), [body], {**headers, **more})
 
     def _send(self, status: HTTPStatus, parts: Sequence[BodyBytes], headers: Mapping[str, str]) -> None:
         lines = [b"HTTP/1.1 %d %s" % (status, status.phrase.encode())]
@@ -239,7 +243,3 @@ class ConnectionThread:
                 sent -= len(rest.pop(0))
             if rest:
                 rest[0] = rest[0][sent:]
-
-
-def _refused(error: RefusedError, headers: Mapping[str, str]) -> tuple[HTTPStatus, list[BodyBytes], dict[str, str]]:
-    return HTTPStatus(error.kind.status), [refusal_body(error)], {**refusal_headers(error), **headers}

@@ -22,7 +22,7 @@ from bbgrap.errors import BbgrapError
 from bbgrap.graph.types import Array
 from bbgrap.protocol.client_messages import ListNodes, Nodes
 from bbgrap.serving.batching import Batcher
-from bbgrap.serving.infer_request import SequenceParameters
+from bbgrap.serving.infer_request import InferRequest
 from bbgrap.serving.model import ServedModel
 from bbgrap.serving.open_sequences import SequenceTurn
 from bbgrap.serving.refusals import Refusal, RefusedError, malformed, refusal_of
@@ -62,13 +62,16 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Inference(Generic[R]):
-    """One inference: what makes the inputs, which outputs are wanted, what makes the answer of them, and its trace and sequence."""
+    """One inference: what is asked for, what makes the answer of its outputs, and its trace."""
 
-    feed: Callable[[], Mapping[str, Array]]
-    names: tuple[str, ...] | None
+    asked: InferRequest
     answer: Callable[[list[Array]], R]
-    traceparent: str = ""
-    part: SequenceParameters | None = None
+    traceparent: str
+
+    @property
+    def deadline_s(self) -> float:
+        """How long it may take."""
+        return DEADLINE_S if self.asked.timeout_s is None else min(self.asked.timeout_s, DEADLINE_S)
 
 
 class Gateway:
@@ -165,23 +168,22 @@ class Gateway:
             with self._lock:
                 self.in_flight -= 1
 
-    async def infer(self, model: ServedModel, work: Inference[R], timeout_s: float | None) -> R:
+    async def infer(self, model: ServedModel, work: Inference[R]) -> R:
         """Return the answer to a request that was let in.
 
         Raises:
             RefusedError: if there is none.
         """
         began = time.perf_counter_ns()
-        left_s = DEADLINE_S if timeout_s is None else min(timeout_s, DEADLINE_S)
         is_over = False
-        limit = asyncio.timeout(left_s)
+        limit = asyncio.timeout(work.deadline_s)
         try:
             with self.tracing.request(model.name, work.traceparent) as span:
                 async with limit:
                     answer, where = await self._answer(model, work, lambda: is_over, span)
         except Exception as error:
             model.statistics.failed(time.perf_counter_ns() - began)
-            raise self._refusal(model, error, left_s, is_late=limit.expired()) from error
+            raise self._refusal(model, error, work.deadline_s, is_late=limit.expired()) from error
         except asyncio.CancelledError:
             model.statistics.failed(time.perf_counter_ns() - began)
             raise
@@ -194,22 +196,21 @@ class Gateway:
         """Return whether a request of a model needs no other: it is neither part of a sequence nor of a batch."""
         return model.sequences is None and (self.limits.batch_rows <= 1 or not model.has_rows)
 
-    def infer_here(self, model: ServedModel, work: Inference[R], timeout_s: float | None, has_gone: Callable[[], bool]) -> R:
+    def infer_here(self, model: ServedModel, work: Inference[R], has_gone: Callable[[], bool]) -> R:
         """Return the answer to a request that was let in and runs at once, in this thread; it is given up when `has_gone()`.
 
         Raises:
             RefusedError: if there is none.
         """
         began = time.perf_counter_ns()
-        left_s = DEADLINE_S if timeout_s is None else min(timeout_s, DEADLINE_S)
-        until = time.monotonic() + left_s
+        until = time.monotonic() + work.deadline_s
         try:
-            _refuse_part(model, work.part)
+            _refuse_part(model, work)
             with self.tracing.request(model.name, work.traceparent) as span:
                 answer, where = self._at_once(model, work, lambda: time.monotonic() > until or has_gone(), span, began)
         except Exception as error:
             model.statistics.failed(time.perf_counter_ns() - began)
-            raise self._refusal(model, error, left_s, is_late=time.monotonic() > until) from error
+            raise self._refusal(model, error, work.deadline_s, is_late=time.monotonic() > until) from error
         model.statistics.succeeded(time.perf_counter_ns() - began, where)
         return answer
 
@@ -229,23 +230,23 @@ class Gateway:
     ) -> tuple[R, Durations]:
         begin = time.perf_counter_ns()
         if model.sequences is not None:
-            if work.part is None:
+            if work.asked.part is None:
                 raise malformed(f"model '{model.name}' has state: say which sequence a request is part of, with parameter 'sequence_id'")
-            async with model.sequences.turn(work.part) as turn:
+            async with model.sequences.turn(work.asked.part) as turn:
                 return await self._in_thread(partial(self._at_once, model, work, has_ended, span, begin, turn))
-        _refuse_part(model, work.part)
+        _refuse_part(model, work)
         if self.runs_at_once(model):
             return await self._in_thread(partial(self._at_once, model, work, has_ended, span, begin))
-        feed = await self._in_thread(work.feed)
+        feed = await self._in_thread(work.asked.feed)
         decoded = time.perf_counter_ns()
-        outputs = await self._batcher(model).run(feed, work.names)
+        outputs = await self._batcher(model).run(feed, work.asked.output_names)
         ran = time.perf_counter_ns()
         answer = await self._in_thread(partial(work.answer, outputs))
         return answer, Durations(0, decoded - begin, ran - decoded, time.perf_counter_ns() - ran)
 
-    def _refusal(self, model: ServedModel, error: Exception, left_s: float, *, is_late: bool) -> RefusedError:
+    def _refusal(self, model: ServedModel, error: Exception, deadline_s: float, *, is_late: bool) -> RefusedError:
         if is_late:
-            return RefusedError(Refusal.DEADLINE, f"model '{model.name}': its deadline of {left_s:g} s passed")
+            return RefusedError(Refusal.DEADLINE, f"model '{model.name}': its deadline of {deadline_s:g} s passed")
         if isinstance(error, StoppedError):
             return RefusedError(Refusal.UNAVAILABLE, self._away or "the server is stopping")
         return refusal_of(error)
@@ -261,9 +262,9 @@ class Gateway:
     ) -> tuple[R, Durations]:
         """Do the whole of a request in this thread."""
         begin = time.perf_counter_ns()
-        feed = work.feed()
+        feed = work.asked.feed()
         decoded = time.perf_counter_ns()
-        outputs = self._run(model, feed, work.names, has_ended, span, turn)
+        outputs = self._run(model, feed, work.asked.output_names, has_ended, span, turn)
         ran = time.perf_counter_ns()
         answer = work.answer(outputs)
         return answer, Durations(begin - came, decoded - begin, ran - decoded, time.perf_counter_ns() - ran)
@@ -311,8 +312,8 @@ class Gateway:
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
 
-def _refuse_part(model: ServedModel, part: SequenceParameters | None) -> None:
-    if part is not None:
+def _refuse_part(model: ServedModel, work: Inference[R]) -> None:
+    if work.asked.part is not None:
         raise malformed(f"parameter 'sequence_id': model '{model.name}' is served without state (--state)")
 
 

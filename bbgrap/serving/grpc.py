@@ -173,8 +173,7 @@ class _Calls:
             asked = _infer_of(request, context.time_remaining())
             sent = dict(context.invocation_metadata() or ())
             answer = partial(_response, model, asked)
-            work = Inference(asked.feed, asked.output_names, answer, str(sent.get("traceparent", "")), asked.part)
-            return await self._gateway.infer(model, work, asked.timeout_s)
+            return await self._gateway.infer(model, Inference(asked, answer, str(sent.get("traceparent", ""))))
 
     def _model(self, request: Any) -> ServedModel:  # noqa: ANN401
         return self._repository.get(request.name, request.version)

@@ -79,9 +79,9 @@ def make_app(gateway: Gateway, more: Sequence[BaseRoute] = ()) -> Starlette:
 class _Parts(Response):
     """A response whose body is sent part by part, without copying them together."""
 
-    def __init__(self, parts: Sequence[BodyBytes], headers: Mapping[str, str], status: int = 200) -> None:
+    def __init__(self, parts: Sequence[BodyBytes], headers: Mapping[str, str]) -> None:
         self.parts = parts
-        super().__init__(None, status, {**headers, "content-length": str(sum(map(len, parts)))})
+        super().__init__(None, 200, {**headers, "content-length": str(sum(map(len, parts)))})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
@@ -93,19 +93,11 @@ def _json(value: object, status: int = 200, headers: Mapping[str, str] | None = 
     return Response(json.dumps(value).encode(), status, {"content-type": "application/json", **(headers or {})})
 
 
-def _refusal(error: RefusedError) -> Response:
-    return Response(refusal_body(error), error.kind.status, refusal_headers(error))
-
-
-def refusal_body(error: RefusedError) -> bytes:
-    """Return what a refusal says."""
-    return json.dumps({"error": error.reason}).encode()
-
-
-def refusal_headers(error: RefusedError) -> dict[str, str]:
-    """Return the headers of a refusal."""
+def refused(error: RefusedError) -> tuple[bytes, int, dict[str, str]]:
+    """Return what a refusal says, its status and its headers."""
     after = error.kind.retry_after_s
-    return {"content-type": "application/json", **({} if after is None else {"retry-after": str(after)})}
+    headers = {"content-type": "application/json", **({} if after is None else {"retry-after": str(after)})}
+    return json.dumps({"error": error.reason}).encode(), error.kind.status, headers
 
 
 async def _unrouted(request: Request, error: Exception) -> Response:
@@ -122,7 +114,7 @@ def _answering(endpoint: Endpoint) -> Endpoint:
         try:
             return await endpoint(request)
         except Exception as error:  # whatever it is, its sender gets an answer
-            return _refusal(refusal_of(error))
+            return Response(*refused(refusal_of(error)))
 
     return answer
 
@@ -193,8 +185,8 @@ class _Api:
                 asked = await self._gateway.beside(partial(parse_infer, body, length))
             accept = accepted_encoding(request.headers.get("accept-encoding", ""))
             answer = partial(_response, model, asked, accept)
-            work = Inference(asked.feed, asked.output_names, answer, request.headers.get("traceparent", ""), asked.part)
-            return await _unless_gone(request, self._gateway.infer(model, work, asked.timeout_s))
+            work = Inference(asked, answer, request.headers.get("traceparent", ""))
+            return await _unless_gone(request, self._gateway.infer(model, work))
 
     def _model(self, request: Request) -> ServedModel:
         return self._repository.get(request.path_params["model"], request.path_params.get("version", ""))

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Mapping
 from importlib import resources
 
 from starlette.requests import Request
@@ -92,8 +91,8 @@ def _file(name: str) -> Response:
     return _answer(content, _KINDS[name.rpartition(".")[2]])
 
 
-def _answer(content: bytes, kind: str, status: int = 200, headers: Mapping[str, str] = _HEADERS) -> Response:
-    return Response(content, status, {**headers, "content-type": kind})
+def _answer(content: bytes, kind: str, status: int = 200) -> Response:
+    return Response(content, status, {**_HEADERS, "content-type": kind})
 
 
 def _refused(status: int, why: str) -> Response:

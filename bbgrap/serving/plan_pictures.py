@@ -18,6 +18,7 @@ from bbgrap.report.trace import clock_error_s, timeline_of
 _MAX_LAYERS, _MAX_SPANS = 600, 4000
 """What a browser still draws quickly."""
 _MAX_EXCHANGES = 100
+_NOTHING = Timeline((), ())
 
 
 def drawn(shown: PlanShown) -> dict[str, Any]:
@@ -29,26 +30,20 @@ def drawn(shown: PlanShown) -> dict[str, Any]:
     report = _report(shown.report)
     agents = [str(name) for name in report.get("agents", [])]
     layers = read_layers(report.get("layers", []))
-    predicted = read_timeline(report["predicted_timeline"]) if "predicted_timeline" in report else None
-    measured = timeline_of(shown.records, shown.devices) if shown.records else None
-    until_s = max((timeline.total_s for timeline in (measured, predicted) if timeline is not None), default=0.0)
+    predicted = read_timeline(report["predicted_timeline"]) if "predicted_timeline" in report else _NOTHING
+    measured = timeline_of(shown.records, shown.devices) if shown.records else _NOTHING
+    until_s, names = max(measured.total_s, predicted.total_s), measured.devices
     return {
         "agents": agents,
         "layers": len(layers),
         "layers_svg": layers_svg(layers[:_MAX_LAYERS], agents) if layers else "",
         "recorded_at": shown.recorded_at,
         "clock_error_s": clock_error_s(shown.records),
-        "measured_s": measured.total_s if measured else 0.0,
+        "measured_s": measured.total_s,
         "measured_svg": _picture(measured, "measured", until_s),
         "predicted_svg": _picture(predicted, "predicted", until_s),
-        "traffic": [
-            [measured.devices[source], measured.devices[target], size] for (source, target), size in sorted(traffic(measured).items())
-        ]
-        if measured
-        else [],
-        "exchanges": [[e.values, e.messages, e.bytes, e.longest_wait_s] for e in exchanges_of(measured)[:_MAX_EXCHANGES]]
-        if measured
-        else [],
+        "traffic": [[names[source], names[target], size] for (source, target), size in sorted(traffic(measured).items())],
+        "exchanges": [[e.values, e.messages, e.bytes, e.longest_wait_s] for e in exchanges_of(measured)[:_MAX_EXCHANGES]],
     }
 
 
@@ -62,7 +57,7 @@ def _report(text: str) -> dict[str, Any]:
     return report
 
 
-def _picture(timeline: Timeline | None, kind: str, until_s: float) -> str:
-    if timeline is None or not timeline.spans or len(timeline.spans) > _MAX_SPANS:
+def _picture(timeline: Timeline, kind: str, until_s: float) -> str:
+    if not timeline.spans or len(timeline.spans) > _MAX_SPANS:
         return ""
     return timeline_svg(timeline, f"{kind}: {milliseconds(timeline.total_s)}", until_s=until_s, styled=False)
