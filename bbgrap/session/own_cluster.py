@@ -7,7 +7,6 @@ session = InferenceSession("model.onnx")
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from types import TracebackType
 from typing import Self
 
 from bbgrap.errors import ClusterUnavailableError
@@ -62,5 +61,5 @@ class OwnCluster(ABC):
         which_cluster.enter(self.connection)
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
