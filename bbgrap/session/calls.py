@@ -100,15 +100,11 @@ class Calls:
         self._process = os.getpid()
         self._is_near, self._greeting, self._greets_at = False, 0, 0.0
         try:
-            greeting = self.try_call(Hello(self.number()), Greeting, timeout_s=timeout_s)
-        except CallFailedError as failed:
+            greeting = self.ask(Hello(self.number()), Greeting, timeout_s=timeout_s)
+        except BaseException as error:
             self.close()
-            raise failed.error from None
-        except TimeoutError:
-            self.close()
-            raise unavailable(self.address, timeout_s) from None
-        except BaseException:
-            self.close()
+            if isinstance(error, TimeoutError):
+                raise unavailable(self.address, timeout_s) from None
             raise
         self.coordinator_version = greeting.version
         self._control.use_channel(greeting.channel)

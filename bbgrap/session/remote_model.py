@@ -24,7 +24,7 @@ from bbgrap.planners.registry import AUTO
 from bbgrap.protocol.client_messages import Fault, ModelPrepared, PrepareModel, RunModel, RunResult
 from bbgrap.protocol.limits import MAX_HEADER_BYTES, MAX_MESSAGE_BYTES, MAX_PAYLOAD_FRAMES, MAX_TENSOR_BYTES
 from bbgrap.protocol.messages import TensorHeader
-from bbgrap.protocol.tensors import decode_array, encode_array
+from bbgrap.protocol.tensors import Inputs, decode_array, encode_array
 from bbgrap.session.calls import CallFailedError, OnProgress
 from bbgrap.session.connection import Connection
 from bbgrap.session.first_inputs import FirstInputs, Shapes
@@ -179,11 +179,11 @@ class RemoteModel:
         """Run a request whose inputs are those of the signature, and return its answer."""
         shapes = self.signature.shapes_of(feeds)
         self._first_inputs.see(shapes, feeds)
-        headers, contents = _encoded(self.signature, feeds)
+        inputs = encoded(self.signature, feeds)
 
         def work(left_s: LeftS) -> RunResult:
             plan = self.plan_for(shapes, left_s)
-            result = self._submit(plan, headers, contents, left_s, record=record)
+            result = self.submit(plan, inputs, left_s, record=record)
             if result.epoch != plan.epoch:
                 # Another plan serves than before, or the standby: what `plan` shows is to be asked for again.
                 plan.is_current = False
@@ -191,23 +191,16 @@ class RemoteModel:
 
         return self.retrying(work)
 
-    def submit(
-        self, plan: PreparedPlan, signature: Signature, feeds: Sequence[Array], left_s: LeftS, *, sequence: int, step: int, record: bool
-    ) -> RunResult:
-        """Run a request of a sequence, with inputs of a signature."""
-        return self._submit(plan, *_encoded(signature, feeds), left_s, sequence=sequence, step=step, record=record)
-
     def read_state(self, plan: PreparedPlan, left_s: LeftS, *, sequence: int, step: int) -> dict[str, Array]:
         """Return the state that so many requests of a sequence have left, by the names of inputs."""
-        result = self._submit(plan, (), (), left_s, sequence=sequence, step=step, reads=True)
+        result = self.submit(plan, ((), ()), left_s, sequence=sequence, step=step, reads=True)
         arrays = zip(result.outputs, result.payload, strict=True)
         return {header.name: decode_array(header.dtype, header.shape, content).copy() for header, content in arrays}
 
-    def _submit(
+    def submit(
         self,
         plan: PreparedPlan,
-        headers: tuple[TensorHeader, ...],
-        contents: tuple[bytes | memoryview, ...],
+        inputs: Inputs,
         left_s: LeftS,
         *,
         record: bool = False,
@@ -215,9 +208,9 @@ class RemoteModel:
         step: int = 0,
         reads: bool = False,
     ) -> RunResult:
-        """Run a request."""
+        """Run a request, perhaps one of a sequence."""
         left = max(0.0, left_s())
-        message = RunModel(self.connection.number(), plan.key, left, headers, contents, record, sequence, step, reads)
+        message = RunModel(self.connection.number(), plan.key, left, *inputs, record, sequence, step, reads)
         # A little longer than the coordinator waits: it knows better what the request has waited for.
         return self.connection.try_call(message, RunResult, timeout_s=left + _GRACE_S)
 
@@ -251,7 +244,7 @@ class RemoteModel:
             pause = min(2 * pause, _LONGEST_PAUSE_S)
 
 
-def _encoded(signature: Signature, feeds: Sequence[Array]) -> tuple[tuple[TensorHeader, ...], tuple[bytes | memoryview, ...]]:
+def encoded(signature: Signature, feeds: Sequence[Array]) -> Inputs:
     """Return the inputs of a request as they travel.
 
     Raises:

@@ -25,7 +25,7 @@ from bbgrap.session.ort_errors import speaking_onnxruntime
 from bbgrap.session.ort_values import values_of
 from bbgrap.session.outputs import outputs_of, recorded_timeline
 from bbgrap.session.prepared_plan import PreparedPlan
-from bbgrap.session.remote_model import LeftS, RemoteModel
+from bbgrap.session.remote_model import LeftS, RemoteModel, encoded
 from bbgrap.session.state_pairs import initial_state, planned_shapes
 
 UntilTerminated = Callable[[object], AbstractContextManager[None]]
@@ -105,13 +105,13 @@ class StatefulRuns:
         model, full = self._model, self._model.signature
         feeds = full.check_feed({**feed, **initial_state(model.options.state, full, feed, self._initial)})
         plan = model.plan_for(planned_shapes(model.options.state, full, full.shapes_of(feeds)), left_s)
-        result = model.submit(plan, full, feeds, left_s, sequence=self._number, step=0, record=record)
+        result = model.submit(plan, encoded(full, feeds), left_s, sequence=self._number, step=0, record=record)
         self._plan = plan
         return result
 
     def _further(self, plan: PreparedPlan, feeds: Sequence[Array], left_s: LeftS, record: bool) -> RunResult:
         with self._going_on():
-            return self._model.submit(plan, self._given, feeds, left_s, sequence=self._number, step=self._step, record=record)
+            return self._model.submit(plan, encoded(self._given, feeds), left_s, sequence=self._number, step=self._step, record=record)
 
     @contextmanager
     def _going_on(self) -> Iterator[None]:

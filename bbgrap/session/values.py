@@ -82,9 +82,7 @@ def _fitted(kind: ValueKind, value: object) -> Value:
 def _fitted_map(key: DType, item: ValueKind, value: object) -> Value:
     if not isinstance(value, dict):
         raise _MisfitError(f"{_what(value)}; give a dictionary")
-    if not isinstance(item, TensorOf) or item.dtype is DType.OTHER:
-        raise _MisfitError("a dictionary; only those of numbers and texts can be given")
-    scalar = _SCALARS.get(item.dtype.numpy.kind)
+    scalar = _SCALARS.get(item.dtype.numpy.kind) if isinstance(item, TensorOf) and item.dtype is not DType.OTHER else None
     if scalar is None:
         raise _MisfitError("a dictionary; only those of numbers and texts can be given")
     try:
