@@ -281,8 +281,8 @@ class Gateway:
         """Run a model, and let all nodes record it if that is due; requests of sequences are not recorded."""
         stop = self._stop(has_ended)
         if turn is not None or not self.tracing.is_due(model.name):
-            return model.run(self.connection, feed, names, stop, turn)
-        outputs, timeline = model.run_recorded(self.connection, feed, names, stop)
+            return model.run(feed, names, stop, turn)
+        outputs, timeline = model.run_recorded(feed, names, stop)
         if span is not None and timeline is not None:
             span.add(timeline)
         return outputs

@@ -101,12 +101,7 @@ class ServedModel:
         return model
 
     def run(
-        self,
-        connection: Connection,
-        feed: Mapping[str, Array],
-        names: Sequence[str] | None,
-        stop: Callable[[], bool],
-        turn: SequenceTurn | None = None,
+        self, feed: Mapping[str, Array], names: Sequence[str] | None, stop: Callable[[], bool], turn: SequenceTurn | None = None
     ) -> list[Array]:
         """Run the model, as part of a sequence if it has state, until `stop()` is true.
 
@@ -115,7 +110,7 @@ class ServedModel:
             StoppedError: if it was stopped; the coordinator drops the request.
         """
         self.statistics.executed()
-        with connection.stops.when(stop):
+        with self.session.connection.stops.when(stop):
             if turn is None:
                 return self.session.run(names, feed)
             for runs in turn.replaced:
@@ -127,11 +122,11 @@ class ServedModel:
             return outputs
 
     def run_recorded(
-        self, connection: Connection, feed: Mapping[str, Array], names: Sequence[str] | None, stop: Callable[[], bool]
+        self, feed: Mapping[str, Array], names: Sequence[str] | None, stop: Callable[[], bool]
     ) -> tuple[list[Array], Timeline | None]:
         """Run the model as `run` does, and also return when every node did what, None if that is not known."""
         self.statistics.executed()
-        with connection.stops.when(stop):
+        with self.session.connection.stops.when(stop):
             try:
                 return self.session.run_recorded(names, feed)
             except ExecutionError:  # an agent may have gone before it told: nobody's request fails for that

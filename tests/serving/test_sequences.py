@@ -154,13 +154,13 @@ def test_requests_of_one_sequence_that_come_together_run_one_after_the_other(sta
     np.testing.assert_allclose(sorted(answers), want, rtol=1e-5, atol=1e-6)
 
 
-async def in_order(model, connection, requests):
+async def in_order(model, requests):
     """Begin requests of one sequence before any of them has run, and return their answers, or why there is none."""
 
     async def answered(feed, said):
         async with model.sequences.turn(part_of(said)) as turn:
             await asyncio.sleep(0)
-            return model.run(connection, feed, None, lambda: False, turn)[0]
+            return model.run(feed, None, lambda: False, turn)[0]
 
     return await asyncio.gather(*(answered(*request) for request in requests), return_exceptions=True)
 
@@ -173,7 +173,7 @@ def test_what_was_sent_before_a_sequence_ends_or_begins_anew_is_answered_as_part
     model = ServedModel.load("lstm", "1", tmp_path / "lstm.onnx", cluster.connection, PlanOptions("single"), 60.0, state, MOST)
     random = np.random.default_rng(8)
     requests = [(sound(random), said) for said in (part(9, start=True), part(9), part(9, **{last: True}), part(9))]
-    got = asyncio.run(in_order(model, cluster.connection, requests))
+    got = asyncio.run(in_order(model, requests))
     for number, ((feed, _), answer) in enumerate(zip(requests, got, strict=True)):
         if number == 0 or (number, last) == (2, "start"):
             alone = Alone(lstm(), *LSTM)
