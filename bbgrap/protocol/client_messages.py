@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
-from typing import Annotated
+from typing import Annotated, Self
 
 from bbgrap.cluster.types import NodeProfile
 from bbgrap.errors import (
@@ -273,50 +273,35 @@ class Profiles:
 
 
 class Fault(Enum):
-    """Kinds of failure, each with the error a client raises for it."""
+    """Kinds of failure, each with the error a client raises for it: an `ExecutionError` where none is named."""
 
-    MODEL = "model"
-    INPUT = "input"
-    PLAN = "plan"
-    PROGRAM = "program"
-    USAGE = "usage"
-    CLUSTER_FILE = "cluster-file"
-    UNAVAILABLE = "unavailable"
+    MODEL = "model", ModelError
+    INPUT = "input", InputError
+    PLAN = "plan", PlanError
+    PROGRAM = "program", ProgramError
+    USAGE = "usage", UsageError
+    CLUSTER_FILE = "cluster-file", ClusterFileError
+    UNAVAILABLE = "unavailable", ClusterUnavailableError
     EXECUTION = "execution"
     BUSY = "busy"
-    ACCESS = "access"
-    PROTOCOL = "protocol"
+    ACCESS = "access", AccessError
+    PROTOCOL = "protocol", RemoteProtocolError
     UNKNOWN_MODEL = "unknown-model"
     UNKNOWN_PLAN = "unknown-plan"
-    STATE_LOST = "state-lost"
+    STATE_LOST = "state-lost", StateLostError
 
-    @property
-    def error(self) -> type[BbgrapError]:
-        """The class of the error."""
-        return _ERRORS[self]
+    error: type[BbgrapError]
+
+    def __new__(cls, text: str, error: type[BbgrapError] = ExecutionError) -> Self:
+        """Make a kind whose value is the text alone."""
+        kind = object.__new__(cls)
+        kind._value_, kind.error = text, error
+        return kind
 
     @classmethod
     def of(cls, error: BbgrapError) -> Fault:
         """Return the kind of an error; anything unforeseen counts as a failed execution."""
-        return next((fault for fault, kind in _ERRORS.items() if type(error) is kind), cls.EXECUTION)
-
-
-_ERRORS: dict[Fault, type[BbgrapError]] = {
-    Fault.MODEL: ModelError,
-    Fault.INPUT: InputError,
-    Fault.PLAN: PlanError,
-    Fault.PROGRAM: ProgramError,
-    Fault.USAGE: UsageError,
-    Fault.CLUSTER_FILE: ClusterFileError,
-    Fault.UNAVAILABLE: ClusterUnavailableError,
-    Fault.EXECUTION: ExecutionError,
-    Fault.BUSY: ExecutionError,
-    Fault.ACCESS: AccessError,
-    Fault.PROTOCOL: RemoteProtocolError,
-    Fault.UNKNOWN_MODEL: ExecutionError,
-    Fault.UNKNOWN_PLAN: ExecutionError,
-    Fault.STATE_LOST: StateLostError,
-}
+        return next((fault for fault in cls if type(error) is fault.error), cls.EXECUTION)
 
 
 @dataclass(frozen=True, slots=True)
