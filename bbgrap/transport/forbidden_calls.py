@@ -12,7 +12,6 @@ A list of what is forbidden, not of what is allowed: Python, numpy and onnxrunti
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
 
 ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 """As the kernel calls them (`AUDIT_ARCH_*`)."""
@@ -126,6 +125,8 @@ _CLONE, _CLONE3, _FALLOCATE, _KILL_CALL, _TGKILL, _PRLIMIT, _SOCKET, _IOCTL, _FC
 
 _Code = list[tuple[int, int, int, int]]
 
+_PASS, _REFUSE = (_RETURN, 0, 0, _ALLOW), (_RETURN, 0, 0, _ERRNO | _EPERM)
+
 
 def program(machine: str, pid: int, *, connects: bool) -> bytes:
     """Return the filter for a process of this number on this kind of machine; with `connects` it may have internet sockets."""
@@ -137,22 +138,22 @@ def program(machine: str, pid: int, *, connects: bool) -> bytes:
         (_RETURN, 0, 0, _KILL),
         (_LOAD, 0, 0, _NUMBER),
         (_AT_LEAST, 0, 1, 0x40000000),  # the numbers of x32 on x86-64
-        (_RETURN, 0, 0, _ERRNO | _EPERM),
+        _REFUSE,
     ]
     for numbers in forbidden.values():
         if (number := numbers[column]) is not None:
-            code += _when(number, [(_RETURN, 0, 0, _ERRNO | _EPERM)])
+            code += _when(number, [_REFUSE])
     code += _when(_CLONE3[column], [(_RETURN, 0, 0, _ERRNO | _ENOSYS)])
     code += _when(_FALLOCATE[column], [(_RETURN, 0, 0, _ERRNO | _EOPNOTSUPP)])
-    code += _when(_CLONE[column], [_argument(0), (_ANY_BIT, 0, 1, _CLONE_THREAD), *_verdicts()])
+    code += _when(_CLONE[column], [_argument(0), (_ANY_BIT, 0, 1, _CLONE_THREAD), _PASS, _REFUSE])
     for numbers in (_KILL_CALL, _TGKILL):
-        code += _when(numbers[column], [_argument(0), (_EQUAL, 0, 1, pid), *_verdicts()])
+        code += _when(numbers[column], [_argument(0), (_EQUAL, 0, 1, pid), _PASS, _REFUSE])
     # What limits are may be asked; nothing is set.
-    code += _when(_PRLIMIT[column], [_argument(2), (_EQUAL, 0, 3, 0), _argument(2, high=True), (_EQUAL, 0, 1, 0), *_verdicts()])
+    code += _when(_PRLIMIT[column], [_argument(2), (_EQUAL, 0, 3, 0), _argument(2, high=True), (_EQUAL, 0, 1, 0), _PASS, _REFUSE])
     code += _when(_IOCTL[column], [_argument(1), *_none_of(_TERMINAL_INPUT + _SIGNAL_OWNER)])
     code += _when(_FCNTL[column], [_argument(1), *_none_of(_SIGNAL_BY_DESCRIPTOR)])
-    code += _when(_SOCKET[column], list(_internet()) if connects else [(_RETURN, 0, 0, _ERRNO | _EPERM)])
-    code.append((_RETURN, 0, 0, _ALLOW))
+    code += _when(_SOCKET[column], _INTERNET if connects else [_REFUSE])
+    code.append(_PASS)
     return b"".join(struct.pack("=HBBI", *instruction) for instruction in code)
 
 
@@ -166,27 +167,20 @@ def _argument(place: int, *, high: bool = False) -> tuple[int, int, int, int]:
     return _LOAD, 0, 0, _ARGUMENTS + 8 * place + 4 * high
 
 
-def _verdicts() -> _Code:
-    """Return what follows a comparison: yes, and one further no."""
-    return [(_RETURN, 0, 0, _ALLOW), (_RETURN, 0, 0, _ERRNO | _EPERM)]
+def _none_of(values: tuple[int, ...]) -> _Code:
+    """Refuse these values of what was loaded."""
+    return [*((_EQUAL, len(values) - place, 0, value) for place, value in enumerate(values)), _PASS, _REFUSE]
 
 
-def _none_of(values: tuple[int, ...]) -> Iterator[tuple[int, int, int, int]]:
-    for left, value in zip(range(len(values) - 1, 0, -1), values, strict=False):
-        yield _EQUAL, left, 0, value
-    yield _EQUAL, 0, 1, values[-1]
-    yield _RETURN, 0, 0, _ERRNO | _EPERM
-    yield _RETURN, 0, 0, _ALLOW
-
-
-def _internet() -> Iterator[tuple[int, int, int, int]]:
-    """Allow TCP and UDP of both versions of the internet."""
-    yield _argument(0)
-    yield _EQUAL, 1, 0, _INET
-    yield _EQUAL, 0, 5, _INET6
-    yield _argument(1)
-    yield _AND, 0, 0, 0xF
-    yield _EQUAL, 1, 0, _STREAM
-    yield _EQUAL, 0, 1, _DATAGRAM
-    yield _RETURN, 0, 0, _ALLOW
-    yield _RETURN, 0, 0, _ERRNO | _EPERM
+_INTERNET: _Code = [
+    _argument(0),
+    (_EQUAL, 1, 0, _INET),
+    (_EQUAL, 0, 5, _INET6),
+    _argument(1),
+    (_AND, 0, 0, 0xF),
+    (_EQUAL, 1, 0, _STREAM),
+    (_EQUAL, 0, 1, _DATAGRAM),
+    _PASS,
+    _REFUSE,
+]
+"""Allow TCP and UDP of both versions of the internet."""
