@@ -63,7 +63,7 @@ class MessageReader:
 
     def __init__(self, peer: str = "") -> None:
         """Start at the beginning of a stream, that of a peer with this fingerprint."""
-        self._peer = peer
+        self.peer = peer
         self.memory: PayloadReader | None = None
         """Where payloads are that messages only name the place of."""
         self.spoke = False
@@ -160,7 +160,7 @@ class MessageReader:
 
     def _room_for(self, header: bytes, payload_bytes: int, admit: Admit) -> memoryview | None:
         """Return where a payload goes; None if it is not wanted."""
-        admitted = payload_bytes <= SMALL_BYTES or admit(header, payload_bytes, self._peer)
+        admitted = payload_bytes <= SMALL_BYTES or admit(header, payload_bytes, self.peer)
         if isinstance(admitted, memoryview):
             return admitted
         # Not bytes: kernels want their inputs aligned.

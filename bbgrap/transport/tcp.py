@@ -35,7 +35,7 @@ from bbgrap.transport.outbox import Outbox
 from bbgrap.transport.payload_memory import MEMORY_BYTES, PayloadReader, PayloadWriter
 from bbgrap.transport.peer_warnings import PeerWarnings
 from bbgrap.transport.shared_memory import map_sealed
-from bbgrap.transport.tls import RECORD_ON_WIRE, TlsContexts
+from bbgrap.transport.tls import RECORD_ON_WIRE, client_context, server_context
 from bbgrap.transport.tls_accept import Acceptor
 from bbgrap.transport.wakeup_queue import WakeupQueue
 
@@ -67,7 +67,6 @@ class _Caller:
     socket: socket.socket
     host: str
     reader: MessageReader
-    fingerprint: str = ""
     invitation: str = ""
     """What it was told, if it is on this machine: where to offer memory for its payloads."""
     least: int = 1
@@ -107,16 +106,15 @@ class TcpDataPlane:
         self.address = f"tcp://{advertise}:{port}"
         self.admit: Admit = lambda header, size, peer: True
         self.on_broken: OnBroken = nobody_listens
-        contexts = None if identity is None else TlsContexts.of(identity)
-        self._memories = None if contexts is None else memories
-        client = None if contexts is None else contexts.client
+        self._memories = None if identity is None else memories
+        client = None if identity is None else client_context(identity)
         self._outbox = Outbox(lambda address, reason: self.on_broken(address, reason), client, self._memories)
         self.connect, self.disconnect = self._outbox.connect, self._outbox.disconnect
         self._calls: WakeupQueue[None] = WakeupQueue()
         self._wake_lock = threading.Lock()
         self._closed = False
         self._selector = selectors.DefaultSelector()
-        self._acceptor = None if contexts is None else Acceptor(self._listener, contexts.server, self._outbox.hosts)
+        self._acceptor = None if identity is None else Acceptor(self._listener, server_context(identity), self._outbox.hosts)
         self._door = self._listener if self._acceptor is None else self._acceptor.arrived.fileno()
         self._selector.register(self._door, selectors.EVENT_READ)
         self._selector.register(self._calls.fileno(), selectors.EVENT_READ)
@@ -138,7 +136,7 @@ class TcpDataPlane:
         if self._acceptor is None:
             return
         self._acceptor.allowed = allowed = frozenset(fingerprints)
-        for caller in [caller for caller in self._callers if caller.fingerprint not in allowed]:
+        for caller in [caller for caller in self._callers if caller.reader.peer not in allowed]:
             self._hang_up(caller)
         self._arrived = deque(arrival for arrival in self._arrived if arrival.peer in allowed)
 
@@ -234,11 +232,11 @@ class TcpDataPlane:
             self._hang_up(caller)
             return False
         if room is None:
-            self._arrived.extend(Arrival(*each, caller.host, caller.fingerprint) for each in reader.feed(self._chunk[:count], self.admit))
+            self._arrived.extend(Arrival(*each, caller.host, reader.peer) for each in reader.feed(self._chunk[:count], self.admit))
             if reader.missing:
                 self._bring_much[caller] = None
         elif (message := reader.filled(count)) is not None:
-            self._arrived.append(Arrival(*message, caller.host, caller.fingerprint))
+            self._arrived.append(Arrival(*message, caller.host, reader.peer))
         return True
 
     def _let_in(self) -> None:
@@ -247,13 +245,13 @@ class TcpDataPlane:
             self._accept()
             return
         for accepted in self._acceptor.arrived.take():
-            same = [caller for caller in self._callers if caller.fingerprint == accepted.fingerprint]
+            same = [caller for caller in self._callers if caller.reader.peer == accepted.fingerprint]
             if len(same) >= MAX_PER_PEER:
                 self._hang_up(same[0])
             if accepted.fingerprint not in self._acceptor.allowed:
                 accepted.connection.close()
             else:
-                caller = _Caller(accepted.connection, accepted.host, MessageReader(accepted.fingerprint), accepted.fingerprint)
+                caller = _Caller(accepted.connection, accepted.host, MessageReader(accepted.fingerprint))
                 self._add(caller)
                 self._invite(caller)
 

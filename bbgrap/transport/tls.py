@@ -12,7 +12,6 @@ import ssl
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 from bbgrap.protocol.messages import BytesLike
 from bbgrap.transport.identity import TlsIdentity, fingerprint_of
@@ -25,22 +24,15 @@ HANDSHAKE_S = 3.0
 """How long a handshake may take. Chosen: it computes for 2 ms, and its partner may be busy."""
 
 
-@dataclass(frozen=True, slots=True)
-class TlsContexts:
-    """What connections of one identity are made with: those of others to this one, and those to others."""
-
-    server: ssl.SSLContext
-    client: ssl.SSLContext
-
-    @staticmethod
-    def of(identity: TlsIdentity) -> TlsContexts:
-        """Make both; the key stays in memory."""
-        server, client = (_context(identity, side) for side in (ssl.PROTOCOL_TLS_SERVER, ssl.PROTOCOL_TLS_CLIENT))
-        server.num_tickets = 0  # every connection is a whole handshake: nothing else would ask for the certificate
-        return TlsContexts(server, client)
+def server_context(identity: TlsIdentity) -> ssl.SSLContext:
+    """Return what connections of others to an identity are made with."""
+    context = client_context(identity, ssl.PROTOCOL_TLS_SERVER)
+    context.num_tickets = 0  # every connection is a whole handshake: nothing else would ask for the certificate
+    return context
 
 
-def _context(identity: TlsIdentity, side: int) -> ssl.SSLContext:
+def client_context(identity: TlsIdentity, side: int = ssl.PROTOCOL_TLS_CLIENT) -> ssl.SSLContext:
+    """Return what connections of an identity to others are made with; the key stays in memory."""
     context = ssl.SSLContext(side)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.check_hostname = False  # the fingerprint says who it is

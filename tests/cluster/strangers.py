@@ -27,7 +27,7 @@ from bbgrap.transport.control_client import ControlClient
 from bbgrap.transport.framing import GREETING, frame_head
 from bbgrap.transport.identity import TlsIdentity
 from bbgrap.transport.locks import ClientLock
-from bbgrap.transport.tls import TlsContexts
+from bbgrap.transport.tls import client_context
 from tests.messages import AGENT, CLIENT, KEYS
 
 EVERYTHING = [*AGENT, *CLIENT, *KEYS]
@@ -172,7 +172,7 @@ def say_secretly(address: Address, identity: TlsIdentity | None, said: bytes) ->
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     else:
-        context = TlsContexts.of(identity).client
+        context = client_context(identity)
     heard = b""
     with socket.create_connection(address, 2) as connection:
         connection.settimeout(HEARD_S)

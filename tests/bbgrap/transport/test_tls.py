@@ -14,7 +14,7 @@ import pytest
 from bbgrap.transport import framing, outbox, outgoing_connection
 from bbgrap.transport.framing import GREETING, frame_head
 from bbgrap.transport.tcp import TcpDataPlane
-from bbgrap.transport.tls import RECORD_BYTES, TlsContexts, records
+from bbgrap.transport.tls import RECORD_BYTES, client_context, records
 from tests.bbgrap.transport.check_transport import check_transport, receive
 from tests.bbgrap.transport.locked import LockedCluster, share_memory
 
@@ -51,7 +51,7 @@ def port_of(plane):
 def secured(plane, identity):
     """Connect to a plane by hand; also after its refusal, which TLS 1.3 says late."""
     raw = socket.create_connection(("127.0.0.1", port_of(plane)), 5)
-    return TlsContexts.of(identity).client.wrap_socket(raw)
+    return client_context(identity).wrap_socket(raw)
 
 
 def is_cut_off(connection):
@@ -132,7 +132,7 @@ def test_a_certificate_of_another_cluster_is_refused_by_both():
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     for certificate in (None, stranger.identity):
         if certificate is not None:
-            context = TlsContexts.of(certificate).client
+            context = client_context(certificate)
             context.verify_mode = ssl.CERT_NONE
         raw = socket.create_connection(("127.0.0.1", port_of(target)), 5)
         with context.wrap_socket(raw) as connection:

@@ -17,7 +17,7 @@ import pytest
 from bbgrap.transport import tls_accept
 from bbgrap.transport.certificates import Authority
 from bbgrap.transport.listener_filter import hear_only
-from bbgrap.transport.tls import TlsContexts
+from bbgrap.transport.tls import client_context
 from tests.bbgrap.transport.check_transport import receive
 from tests.bbgrap.transport.locked import LockedCluster
 
@@ -63,7 +63,7 @@ def is_closed(connection, within_s=5.0):
 def client_hello():
     """Return the first bytes of a handshake."""
     sent = ssl.MemoryBIO()
-    connection = TlsContexts.of(Authority.make().identity("x")).client.wrap_bio(ssl.MemoryBIO(), sent)
+    connection = client_context(Authority.make().identity("x")).wrap_bio(ssl.MemoryBIO(), sent)
     with contextlib.suppress(ssl.SSLWantReadError):
         connection.do_handshake()
     return sent.read()
@@ -104,7 +104,7 @@ def test_the_oldest_handshakes_make_room_and_those_of_hosts_of_peers_go_last(mon
         with knock(target) as late:
             assert is_closed(late)
         still_heard(sender, target)
-        late_peer = TlsContexts.of(sender.identity).client.wrap_socket(knock(target, "127.0.0.1"))
+        late_peer = client_context(sender.identity).wrap_socket(knock(target, "127.0.0.1"))
         assert len(late_peer.recv(8)) == 8, "a peer's handshake comes before the oldest of its host"
         for connection in (*known, *strangers, *more, late_peer):
             connection.close()
