@@ -45,8 +45,6 @@ class OutgoingConnection:
     users: int = 1
     socket: socket.socket | None = None
     ready: bool = False
-    is_known: bool = False
-    """Whether the peer of a connection that is not ready has shown its certificate."""
     wanted: int = selectors.EVENT_WRITE
     """What making the connection waits for."""
     leaving: bool = False
@@ -108,12 +106,10 @@ class OutgoingConnection:
         return False
 
     def _shake_hands(self, connection: ssl.SSLSocket) -> bool:
-        if not self.is_known:
-            connection.do_handshake()
-            if (found := peer_of(connection)) != self.fingerprint:
-                self.fail(f"expected the node with certificate {self.fingerprint[:16]}, got {found[:16]}; has it just been restarted?")
-                return False
-            self.is_known = True
+        connection.do_handshake()  # nothing, if it has been done
+        if (found := peer_of(connection)) != self.fingerprint:
+            self.fail(f"expected the node with certificate {self.fingerprint[:16]}, got {found[:16]}; has it just been restarted?")
+            return False
         if (answer := connection.recv(len(GREETING))) != GREETING:
             self.fail("it answers as no data plane does" if answer else "it does not let this node in, or not yet")
         return answer == GREETING
@@ -222,7 +218,7 @@ class OutgoingConnection:
         self.socket, self.ready, self.watched, self.offset = None, False, 0, 0
         self.trouble, self.fault, self.lost = self.fault, "", False
         self.carried = self.seen = self.written = 0
-        self.is_known, self.leaving, self.wanted = False, False, selectors.EVENT_WRITE
+        self.leaving, self.wanted = False, selectors.EVENT_WRITE
         self.invitation, self.memory = "", None
         self.dead_peer = DeadPeerCheck()
 
