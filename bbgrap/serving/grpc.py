@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from functools import partial
+from inspect import isawaitable
 from typing import Any
 
 import grpc
@@ -39,7 +41,8 @@ _CONTENTS = {
 }
 
 _InferResponse = message("ModelInferResponse")
-_Called = Callable[[Any, Any], Awaitable[Mapping[str, Any] | Any]]
+_Called = Callable[[Any, Any], Any]
+"""Returns an object or a message, perhaps later."""
 
 
 async def start_grpc(gateway: Gateway, address: str) -> tuple[grpc.aio.Server, int]:
@@ -66,26 +69,12 @@ async def start_grpc(gateway: Gateway, address: str) -> tuple[grpc.aio.Server, i
 
 
 def _handlers(gateway: Gateway) -> grpc.GenericRpcHandler:
-    calls = _Calls(gateway)
-    methods: dict[str, _Called] = {
-        "ServerLive": calls.server_live,
-        "ServerReady": calls.server_ready,
-        "ModelReady": calls.model_ready,
-        "ServerMetadata": calls.server_metadata,
-        "ModelMetadata": calls.model_metadata,
-        "ModelInfer": calls.model_infer,
-        "ModelConfig": calls.model_config,
-        "ModelStatistics": calls.model_statistics,
-        "RepositoryIndex": calls.repository_index,
-        "RepositoryModelLoad": calls.repository_load,
-        "RepositoryModelUnload": calls.repository_unload,
-    }
     handlers = {
         name: grpc.unary_unary_rpc_method_handler(
             _answering(call, message(f"{name}Request"), message(f"{name}Response")),
             response_serializer=message(f"{name}Response").SerializeToString,
         )
-        for name, call in methods.items()
+        for name, call in _Calls(gateway).methods().items()
     }
     return grpc.method_handlers_generic_handler(SERVICE, handlers)
 
@@ -95,7 +84,9 @@ def _answering(call: _Called, request: Any, response: Any) -> Callable[[bytes, A
 
     async def answer(body: bytes, context: Any) -> Any:  # noqa: ANN401 - grpc ships no types
         try:
-            value = await call(_message_in(body, request), context)
+            value = call(_message_in(body, request), context)
+            if isawaitable(value):
+                value = await value
         except Exception as error:  # whatever it is, its sender gets an answer
             refused = refusal_of(error)
             after = refused.kind.retry_after_s
@@ -127,47 +118,37 @@ class _Calls:
         self._gateway = gateway
         self._repository = gateway.repository
 
-    async def server_live(self, _: Any, __: Any) -> Mapping[str, Any]:  # noqa: ANN401
-        return {"live": True}
+    def methods(self) -> dict[str, _Called]:
+        """Return what answers each of them."""
+        return {
+            "ServerLive": lambda *_: {"live": True},
+            "ServerReady": lambda *_: {"ready": not self._gateway.why_not_ready()},
+            "ServerMetadata": lambda *_: server_metadata(),
+            "ModelReady": lambda request, _: {"ready": self._has(request) and not self._gateway.why_not_ready()},
+            "ModelMetadata": lambda request, _: self._model(request).metadata(),
+            "ModelConfig": lambda request, _: {"config": self._model(request).config()},
+            "ModelStatistics": lambda request, _: {"model_stats": [model.counted() for model in self._models(request)]},
+            "ModelInfer": self.infer,
+            "RepositoryIndex": self.index,
+            "RepositoryModelLoad": self.load,
+            "RepositoryModelUnload": self.unload,
+        }
 
-    async def server_ready(self, _: Any, __: Any) -> Mapping[str, Any]:  # noqa: ANN401
-        return {"ready": not self._gateway.why_not_ready()}
-
-    async def model_ready(self, request: Any, _: Any) -> Mapping[str, Any]:  # noqa: ANN401
-        try:
-            self._model(request)
-        except RefusedError:
-            return {"ready": False}
-        return {"ready": not self._gateway.why_not_ready()}
-
-    async def server_metadata(self, _: Any, __: Any) -> Mapping[str, Any]:  # noqa: ANN401
-        return server_metadata()
-
-    async def model_metadata(self, request: Any, _: Any) -> Mapping[str, Any]:  # noqa: ANN401
-        return self._model(request).metadata()
-
-    async def model_config(self, request: Any, _: Any) -> Mapping[str, Any]:  # noqa: ANN401
-        return {"config": self._model(request).config()}
-
-    async def model_statistics(self, request: Any, _: Any) -> Mapping[str, Any]:  # noqa: ANN401
-        models = [self._model(request)] if request.name else [model for _, model in sorted(self._repository.models.items())]
-        return {"model_stats": [model.counted() for model in models]}
-
-    async def repository_index(self, request: Any, _: Any) -> Mapping[str, Any]:  # noqa: ANN401
+    async def index(self, request: Any, _: Any) -> Mapping[str, Any]:  # noqa: ANN401
         return {"models": await self._gateway.beside(partial(self._repository.index, ready=request.ready))}
 
-    async def repository_load(self, request: Any, _: Any) -> Mapping[str, Any]:  # noqa: ANN401
+    async def load(self, request: Any, _: Any) -> Mapping[str, Any]:  # noqa: ANN401
         if request.parameters:
             raise malformed("parameters: models are loaded as their files say, without a configuration or files of the request")
         with self._gateway.admitted():
             await self._gateway.beside(partial(self._repository.load, request.model_name))
         return {}
 
-    async def repository_unload(self, request: Any, _: Any) -> Mapping[str, Any]:  # noqa: ANN401
+    async def unload(self, request: Any, _: Any) -> Mapping[str, Any]:  # noqa: ANN401
         await self._gateway.beside(partial(self._repository.unload, request.model_name))
         return {}
 
-    async def model_infer(self, request: Any, context: Any) -> Any:  # noqa: ANN401
+    async def infer(self, request: Any, context: Any) -> Any:  # noqa: ANN401
         with self._gateway.admitted():
             model = self._repository.get(request.model_name, request.model_version)
             asked = _infer_of(request, context.time_remaining())
@@ -177,6 +158,15 @@ class _Calls:
 
     def _model(self, request: Any) -> ServedModel:  # noqa: ANN401
         return self._repository.get(request.name, request.version)
+
+    def _has(self, request: Any) -> bool:  # noqa: ANN401
+        with suppress(RefusedError):
+            self._model(request)
+            return True
+        return False
+
+    def _models(self, request: Any) -> list[ServedModel]:  # noqa: ANN401
+        return [self._model(request)] if request.name else [model for _, model in sorted(self._repository.models.items())]
 
 
 def _infer_of(request: Any, left_s: float | None) -> InferRequest:  # noqa: ANN401

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from functools import partial, wraps
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from functools import partial
+from inspect import isawaitable
 from typing import Any
 
 from starlette.applications import Starlette
@@ -45,7 +46,8 @@ BODY_S = 30.0
 _INLINE_BYTES = 16 << 10
 """JSON up to here is parsed on the event loop, in some 100 µs, and what is answered is put together; else more hands cost as much."""
 
-Endpoint = Callable[[Request], Awaitable[Response]]
+Endpoint = Callable[[Request], Any]
+"""Returns a response, or what is answered as JSON, perhaps later."""
 
 
 def server_metadata() -> dict[str, Any]:
@@ -59,18 +61,17 @@ def make_app(gateway: Gateway, more: Sequence[BaseRoute] = ()) -> Starlette:
     roots = ("/v2/models/{model}", "/v2/models/{model}/versions/{version}")
     asked = [  # routes are tried in this order
         *(("POST", f"{root}/infer", api.infer) for root in roots),
-        ("GET", "/v2", api.server),
-        ("GET", "/v2/", api.server),
-        ("GET", "/v2/health/live", api.live),
+        *(("GET", path, lambda _: server_metadata()) for path in ("/v2", "/v2/")),
+        ("GET", "/v2/health/live", lambda _: {"live": True}),
         ("GET", "/v2/health/ready", api.ready),
-        ("GET", "/v2/models/stats", api.all_stats),
+        ("GET", "/v2/models/stats", lambda _: _counted(model for _, model in sorted(gateway.repository.models.items()))),
         ("POST", "/v2/repository/index", api.index),
         ("POST", "/v2/repository/models/{model}/load", api.load),
         ("POST", "/v2/repository/models/{model}/unload", api.unload),
-        *(("GET", root, api.metadata) for root in roots),
+        *(("GET", root, lambda request: api.model(request).metadata()) for root in roots),
         *(("GET", f"{root}/ready", api.model_ready) for root in roots),
-        *(("GET", f"{root}/config", api.config) for root in roots),
-        *(("GET", f"{root}/stats", api.stats) for root in roots),
+        *(("GET", f"{root}/config", lambda request: api.model(request).config()) for root in roots),
+        *(("GET", f"{root}/stats", lambda request: _counted([api.model(request)])) for root in roots),
     ]
     routes = [Route(path, _answering(endpoint), methods=[method]) for method, path, endpoint in asked]
     return Starlette(routes=[*routes, *more], exception_handlers={HTTPException: _unrouted})
@@ -106,13 +107,15 @@ async def _unrouted(request: Request, error: Exception) -> Response:
     return _json({"error": f"{request.method} {request.url.path[:200]}: {error.detail}"}, error.status_code, error.headers)
 
 
-def _answering(endpoint: Endpoint) -> Endpoint:
-    """Let every error of an endpoint become an answer."""
+def _answering(endpoint: Endpoint) -> Callable[[Request], Awaitable[Response]]:
+    """Let what an endpoint returns, and every error of it, become an answer."""
 
-    @wraps(endpoint)
     async def answer(request: Request) -> Response:
         try:
-            return await endpoint(request)
+            said = endpoint(request)
+            if isawaitable(said):
+                said = await said
+            return said if isinstance(said, Response) else _json(said)
         except Exception as error:  # whatever it is, its sender gets an answer
             return Response(*refused(refusal_of(error)))
 
@@ -126,53 +129,35 @@ class _Api:
         self._gateway = gateway
         self._repository = gateway.repository
 
-    async def server(self, _: Request) -> Response:
-        return _json(server_metadata())
-
-    async def live(self, _: Request) -> Response:
-        return _json({"live": True})
-
-    async def ready(self, _: Request) -> Response:
+    def ready(self, _: Request) -> Response:
         why = self._gateway.why_not_ready()
         # The specification calls the field `live` here, clients `ready`.
         return _json({"live": not why, "ready": not why, **({"error": why} if why else {})}, 503 if why else 200)
 
-    async def metadata(self, request: Request) -> Response:
-        return _json(self._model(request).metadata())
-
-    async def model_ready(self, request: Request) -> Response:
-        model, why = self._model(request), self._gateway.why_not_ready()
+    def model_ready(self, request: Request) -> Response:
+        model, why = self.model(request), self._gateway.why_not_ready()
         return _json({"name": model.name, "ready": not why, **({"error": why} if why else {})}, 503 if why else 200)
 
-    async def config(self, request: Request) -> Response:
-        return _json(self._model(request).config())
-
-    async def stats(self, request: Request) -> Response:
-        return _json({"model_stats": [self._model(request).counted()]})
-
-    async def all_stats(self, _: Request) -> Response:
-        return _json({"model_stats": [model.counted() for _, model in sorted(self._repository.models.items())]})
-
-    async def index(self, request: Request) -> Response:
+    async def index(self, request: Request) -> list[dict[str, Any]]:
         said = parse_json(await self._body(request))
-        return _json(await self._gateway.beside(lambda: self._repository.index(ready=bool(said.get("ready")))))
+        return await self._gateway.beside(lambda: self._repository.index(ready=bool(said.get("ready"))))
 
-    async def load(self, request: Request) -> Response:
+    async def load(self, request: Request) -> dict[str, Any]:
         with self._gateway.admitted():
             parameters = parse_json(await self._body(request)).get("parameters")
             if parameters:
                 raise malformed("parameters: models are loaded as their files say, without a configuration or files of the request")
             await self._gateway.beside(partial(self._repository.load, request.path_params["model"]))
-        return _json({})
+        return {}
 
-    async def unload(self, request: Request) -> Response:
+    async def unload(self, request: Request) -> dict[str, Any]:
         await self._body(request)
         await self._gateway.beside(partial(self._repository.unload, request.path_params["model"]))
-        return _json({})
+        return {}
 
     async def infer(self, request: Request) -> Response:
         with self._gateway.admitted():
-            model = self._model(request)
+            model = self.model(request)
             body = await self._body(request)
             encoding = request.headers.get("content-encoding", "").strip().lower()
             header = request.headers.get(JSON_LENGTH, "").strip()
@@ -188,7 +173,8 @@ class _Api:
             work = Inference(asked, answer, request.headers.get("traceparent", ""))
             return await _unless_gone(request, self._gateway.infer(model, work))
 
-    def _model(self, request: Request) -> ServedModel:
+    def model(self, request: Request) -> ServedModel:
+        """Return the model that a path names."""
         return self._repository.get(request.path_params["model"], request.path_params.get("version", ""))
 
     async def _body(self, request: Request) -> BodyBytes:
@@ -218,6 +204,10 @@ class _Api:
                         return b"".join(parts)
         except TimeoutError:
             raise RefusedError(Refusal.SLOW_BODY, f"body: nothing of it came for {BODY_S:g} s") from None
+
+
+def _counted(models: Iterable[ServedModel]) -> dict[str, Any]:
+    return {"model_stats": [model.counted() for model in models]}
 
 
 def _too_large(most: int) -> RefusedError:
