@@ -278,23 +278,21 @@ class Gateway:
         span: RequestSpan | None = None,
         turn: SequenceTurn | None = None,
     ) -> list[Array]:
-        """Run a model, and let all nodes record it if that is due; requests of sequences are not recorded."""
-        stop = self._stop(has_ended)
+        """Run a model, and let all nodes record it if that is due; requests of sequences are not recorded.
+
+        A run is given up when nobody waits for it, or the coordinator is away.
+        """
+
+        def stop() -> bool:
+            away = self._away_since
+            return has_ended() or self._gave_up or (away is not None and time.monotonic() - away > _PATIENCE_S)
+
         if turn is not None or not self.tracing.is_due(model.name):
             return model.run(feed, names, stop, turn)
         outputs, timeline = model.run_recorded(feed, names, stop)
         if span is not None and timeline is not None:
             span.add(timeline)
         return outputs
-
-    def _stop(self, has_ended: Callable[[], bool]) -> Callable[[], bool]:
-        """Return what says that a run is to be given up: nobody waits for it, or the coordinator is away."""
-
-        def stop() -> bool:
-            away = self._away_since
-            return has_ended() or self._gave_up or (away is not None and time.monotonic() - away > _PATIENCE_S)
-
-        return stop
 
     def _batcher(self, model: ServedModel) -> Batcher:
         if model not in self._batchers:

@@ -161,10 +161,6 @@ class ServedModel:
     def counted(self) -> dict[str, Any]:
         """Return the model's statistics."""
         counts = self.statistics.counts
-        times = {
-            part: {"count": counts.success, "ns": getattr(counts.durations, part)}
-            for part in ("queue", "compute_input", "compute_infer", "compute_output")
-        }
         return {
             "name": self.name,
             "version": self.version,
@@ -174,7 +170,7 @@ class ServedModel:
             "inference_stats": {
                 "success": {"count": counts.success, "ns": counts.success_ns},
                 "fail": {"count": counts.fail, "ns": counts.fail_ns},
-                **times,
+                **{part: {"count": counts.success, "ns": ns} for part, ns in counts.durations._asdict().items()},
                 "cache_hit": {"count": 0, "ns": 0},
                 "cache_miss": {"count": 0, "ns": 0},
             },

@@ -29,7 +29,7 @@ class RepositoryEntry:
 class Repository:
     """The models, and which of them are loaded; any thread may ask.
 
-    Invariants: `_models` and `_reasons` are replaced, never changed: who looks needs no lock. A name is in at most one of them.
+    Invariants: `models` and `_reasons` are replaced, never changed: who looks needs no lock. A name is in at most one of them.
     """
 
     def __init__(self, named: Mapping[str, Path], folder: Path | None, load: Callable[[RepositoryEntry], ServedModel]) -> None:
@@ -37,14 +37,10 @@ class Repository:
         self._named = {name: RepositoryEntry(name, "1", path) for name, path in named.items()}
         self._folder = folder
         self._load = load
-        self._models: Mapping[str, ServedModel] = {}
+        self.models: Mapping[str, ServedModel] = {}
+        """Those that are loaded."""
         self._reasons: Mapping[str, str] = {}
         self._loading = threading.Lock()
-
-    @property
-    def models(self) -> Mapping[str, ServedModel]:
-        """The models that are loaded."""
-        return self._models
 
     def entries(self) -> dict[str, RepositoryEntry]:
         """Return what there is now, by name.
@@ -83,7 +79,7 @@ class Repository:
             try:
                 model = self._load(entry)
             except (BbgrapError, OSError) as error:
-                stays = name in self._models
+                stays = name in self.models
                 if not stays:
                     self._put(name, None, str(error))
                 said = f"model '{name}': {error}{'; it is served as it was loaded before' if stays else ''}"
@@ -96,14 +92,14 @@ class Repository:
         Raises:
             RefusedError: if there is no such model.
         """
-        if name not in self._models:  # its file may be gone
+        if name not in self.models:  # its file may be gone
             self._entry(name)
         with self._loading:
             self._put(name, None, "unloaded")
 
     def index(self, *, ready: bool = False) -> list[dict[str, Any]]:
         """Return the listing; only what is loaded if so asked."""
-        entries, models = self.entries(), self._models
+        entries, models = self.entries(), self.models
         lines = [
             {
                 "name": name,
@@ -121,10 +117,10 @@ class Repository:
         Raises:
             RefusedError: if there is none of this name and version.
         """
-        model = self._models.get(name)
+        model = self.models.get(name)
         if model is None:
             why = f"it is not loaded: {self._reasons[name]}" if name in self._reasons else "there is no such model"
-            raise RefusedError(Refusal.UNKNOWN, f"model '{name[:200]}': {why}; here are {', '.join(sorted(self._models)) or 'none'}")
+            raise RefusedError(Refusal.UNKNOWN, f"model '{name[:200]}': {why}; here are {', '.join(sorted(self.models)) or 'none'}")
         if version not in ("", model.version):
             raise RefusedError(Refusal.UNKNOWN, f"model '{name}': there is no version '{version[:40]}', only {model.version}")
         return model
@@ -137,9 +133,9 @@ class Repository:
         return entries[name]
 
     def _put(self, name: str, model: ServedModel | None, reason: str) -> None:
-        models = {key: value for key, value in self._models.items() if key != name}
+        models = {key: value for key, value in self.models.items() if key != name}
         reasons = {key: value for key, value in self._reasons.items() if key != name}
-        self._models = models if model is None else {**models, name: model}
+        self.models = models if model is None else {**models, name: model}
         self._reasons = reasons if model is not None else {**reasons, name: reason}
 
 

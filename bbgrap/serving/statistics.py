@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import threading
 import time
-from dataclasses import dataclass, fields, replace
+from operator import add
+from typing import NamedTuple
 
 
-@dataclass(frozen=True, slots=True)
-class Durations:
+class Durations(NamedTuple):
     """Where the time of one request went, in nanoseconds."""
 
     queue: int = 0
@@ -19,8 +19,7 @@ class Durations:
     compute_output: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class ModelStatistics:
+class ModelStatistics(NamedTuple):
     """Sums over all requests of a model since the server was started."""
 
     success: int = 0
@@ -39,33 +38,27 @@ class Statistics:
 
     def __init__(self) -> None:
         """Begin at zero."""
-        self._counts = ModelStatistics()
+        self.counts = ModelStatistics()
+        """The sums so far: replaced, never changed."""
         self._lock = threading.Lock()
-
-    @property
-    def counts(self) -> ModelStatistics:
-        """The sums so far."""
-        return self._counts
 
     def succeeded(self, took_ns: int, where: Durations) -> None:
         """Count a request that was answered."""
         with self._lock:
-            old = self._counts
-            sums = {part.name: getattr(old.durations, part.name) + getattr(where, part.name) for part in fields(Durations)}
-            self._counts = replace(
-                old, success=old.success + 1, success_ns=old.success_ns + took_ns, last_ms=_now_ms(), durations=Durations(**sums)
-            )
+            old = self.counts
+            sums = Durations(*map(add, old.durations, where))
+            self.counts = old._replace(success=old.success + 1, success_ns=old.success_ns + took_ns, last_ms=_now_ms(), durations=sums)
 
     def failed(self, took_ns: int) -> None:
         """Count a request that failed, or was given up."""
         with self._lock:
-            old = self._counts
-            self._counts = replace(old, fail=old.fail + 1, fail_ns=old.fail_ns + took_ns, last_ms=_now_ms())
+            old = self.counts
+            self.counts = old._replace(fail=old.fail + 1, fail_ns=old.fail_ns + took_ns, last_ms=_now_ms())
 
     def executed(self) -> None:
         """Count a run of the session."""
         with self._lock:
-            self._counts = replace(self._counts, executions=self._counts.executions + 1)
+            self.counts = self.counts._replace(executions=self.counts.executions + 1)
 
 
 def _now_ms() -> int:

@@ -12,6 +12,7 @@ from prometheus_client.metrics_core import Metric, UnknownMetricFamily
 
 from bbgrap.protocol.status_messages import Status
 from bbgrap.serving.model import ServedModel
+from bbgrap.serving.statistics import Durations
 
 
 def triton_metrics(models: Collection[ServedModel], status: Status | None) -> Iterator[Metric]:
@@ -26,10 +27,7 @@ def triton_metrics(models: Collection[ServedModel], status: Status | None) -> It
         ("count", [count.success for count in counts]),
         ("exec_count", [count.executions for count in counts]),
         ("request_duration_us", [count.success_ns // 1000 for count in counts]),
-        ("queue_duration_us", [count.durations.queue // 1000 for count in counts]),
-        ("compute_input_duration_us", [count.durations.compute_input // 1000 for count in counts]),
-        ("compute_infer_duration_us", [count.durations.compute_infer // 1000 for count in counts]),
-        ("compute_output_duration_us", [count.durations.compute_output // 1000 for count in counts]),
+        *((f"{part}_duration_us", [getattr(count.durations, part) // 1000 for count in counts]) for part in Durations._fields),
         ("pending_request_count", [waiting[model.name] for model in models]),
     ):
         family = UnknownMetricFamily(f"nv_inference_{name}", "As Triton counts it.", labels=("model", "version"))
