@@ -19,18 +19,18 @@ from typing import Self, TypeVar
 
 from bbgrap.errors import ExecutionError, InputError
 from bbgrap.graph.types import Array, DType
-from bbgrap.planners.options import PlanOptions
+from bbgrap.planners.options import InputValues, PlanOptions
 from bbgrap.planners.registry import AUTO
+from bbgrap.program.dictionaries import have_few_values
 from bbgrap.protocol.client_messages import Fault, ModelPrepared, PrepareModel, RunModel, RunResult
 from bbgrap.protocol.limits import MAX_HEADER_BYTES, MAX_MESSAGE_BYTES, MAX_PAYLOAD_FRAMES, MAX_TENSOR_BYTES
 from bbgrap.protocol.messages import TensorHeader
 from bbgrap.protocol.tensors import Inputs, decode_array, encode_array
 from bbgrap.session.calls import CallFailedError, OnProgress
 from bbgrap.session.connection import Connection
-from bbgrap.session.first_inputs import FirstInputs, Shapes
 from bbgrap.session.model_files import ModelFiles
 from bbgrap.session.prepared_plan import PreparedPlan
-from bbgrap.session.signature import Signature
+from bbgrap.session.signature import Shapes, Signature
 from bbgrap.session.state_pairs import planned_shapes
 
 _GRACE_S = 0.7
@@ -58,7 +58,8 @@ R = TypeVar("R")
 class RemoteModel:
     """A model of one session.
 
-    Invariants: `_plans` has the plan of each combination of input shapes that was run or prepared; `_latest` are those asked for last.
+    Invariants: `_plans` has the plan of each combination of input shapes that was run or prepared; `_latest` are those asked for last;
+    `_values` has what plans are made for where that is to be seen from inputs: the first ones of a shape speak for those that follow.
     """
 
     def __init__(
@@ -96,7 +97,7 @@ class RemoteModel:
         self._plans: dict[Shapes, PreparedPlan] = {}
         self._latest: Shapes | None = None
         self._lock = threading.Lock()
-        self._first_inputs = FirstInputs(self.options.input_values, _PLANS)
+        self._values: dict[Shapes, InputValues] = {}
         self._asking = threading.Lock()
         self._waited: frozenset[Shapes] = frozenset()
 
@@ -115,7 +116,7 @@ class RemoteModel:
     def prepare(self, shapes: Mapping[str, tuple[int, ...]], feeds: Sequence[Array] = (), *, wait: bool = True) -> PreparedPlan:
         """Ask for the plan for inputs of these shapes, of which `feeds` are examples, and wait for it unless told otherwise."""
         ordered = planned_shapes(self.options.state, self.signature, self.signature.check_shapes(shapes))
-        self._first_inputs.see(ordered, feeds)
+        self._see(ordered, feeds)
         return self.retrying(lambda left_s: self._waited_for(ordered, left_s) if wait else self._ask(ordered, left_s, wait=False))
 
     def plan_for(self, shapes: Shapes, left_s: LeftS) -> PreparedPlan:
@@ -148,18 +149,23 @@ class RemoteModel:
         # Not under the lock: requests must not wait while another shape is planned.
         model = self._files.bring(self.connection, left_s, self._on_progress)
         named = {arg.name: shape for arg, shape in zip(self.signature.inputs, shapes, strict=True)}
-        options = replace(self.options, input_values=self._first_inputs.values(shapes))
+        options = replace(self.options, input_values=self._values.get(shapes, self.options.input_values))
         left = max(0.0, left_s())
         message = PrepareModel(self.connection.number(), model, named, options, wait, left)
         # Like a request: the coordinator knows better what it has waited for.
         answer = self.connection.try_call(message, ModelPrepared, self._on_progress, timeout_s=left + _GRACE_S)
         plan = PreparedPlan(answer, was_waited_for=wait)
         with self._lock:
-            while len(self._plans) >= _PLANS:
-                self._plans.pop(next(iter(self._plans)))
-            self._plans[shapes] = plan
+            _keep(self._plans, shapes, plan)
         self._latest = shapes
         return plan
+
+    def _see(self, shapes: Shapes, feeds: Sequence[Array]) -> None:
+        """Look at inputs of these shapes, if nobody has and it matters; none at all are any."""
+        if self.options.input_values == "auto" and shapes not in self._values:
+            values: InputValues = "few" if have_few_values(feeds) else "any"
+            with self._lock:
+                _keep(self._values, shapes, self._values.get(shapes, values))
 
     def _measure(self, left_s: LeftS) -> None:
         """Measure the nodes whose speeds nobody knows, neither from a measurement nor by hand; without, a plan assumes usual ones."""
@@ -178,7 +184,7 @@ class RemoteModel:
     def answer(self, feeds: Sequence[Array], *, record: bool = False) -> RunResult:
         """Run a request whose inputs are those of the signature, and return its answer."""
         shapes = self.signature.shapes_of(feeds)
-        self._first_inputs.see(shapes, feeds)
+        self._see(shapes, feeds)
         inputs = encoded(self.signature, feeds)
 
         def work(left_s: LeftS) -> RunResult:
@@ -242,6 +248,13 @@ class RemoteModel:
                         self._plans.clear()
             self.connection.stops.pause(wait_s)
             pause = min(2 * pause, _LONGEST_PAUSE_S)
+
+
+def _keep(known: dict[Shapes, R], shapes: Shapes, value: R) -> None:
+    """Remember something of a combination of shapes; of too many, the oldest is forgotten."""
+    while len(known) >= _PLANS:
+        known.pop(next(iter(known)))
+    known[shapes] = value
 
 
 def encoded(signature: Signature, feeds: Sequence[Array]) -> Inputs:

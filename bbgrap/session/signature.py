@@ -14,9 +14,10 @@ from bbgrap.errors import InputError
 from bbgrap.graph.onnx_read import ModelInput, OnnxModel, declared_shape
 from bbgrap.graph.onnx_types import text_of
 from bbgrap.graph.types import Array, DType
-from bbgrap.session.first_inputs import Shapes
 from bbgrap.session.ort_errors import as_also
 from bbgrap.session.values import packed_input
+
+Shapes = tuple[tuple[int, ...], ...]
 
 
 @dataclass(frozen=True, slots=True)

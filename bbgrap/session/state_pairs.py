@@ -12,8 +12,7 @@ import numpy as np
 from bbgrap.errors import UsageError
 from bbgrap.graph.state import counts_words
 from bbgrap.graph.types import Array, DType
-from bbgrap.session.first_inputs import Shapes
-from bbgrap.session.signature import NodeArg, Signature
+from bbgrap.session.signature import NodeArg, Shapes, Signature
 
 StateOption = Mapping[str, str] | Literal["auto"]
 """Inputs and the outputs that they are in the next request; `auto`: by their names, else by their types."""

@@ -82,7 +82,7 @@ def discover(find_lock: Callable[[str], ClientLock | None], within_s: float = WI
         own = zeroconf.Zeroconf(ip_version=zeroconf.IPVersion.V4Only)
         stack.callback(own.close)
         stack.callback(zeroconf.ServiceBrowser(own, SERVICE, handlers=[_listener(zeroconf, heard)]).cancel)  # else its thread stays
-        handshakes = stack.enter_context(_Handshakes())
+        handshakes = _Handshakes(stack)
         deadline = time.monotonic() + within_s
         while time.monotonic() < deadline:
             with suppress(queue.Empty):
@@ -130,10 +130,12 @@ def _listener(zeroconf: ModuleType, heard: queue.SimpleQueue[str]) -> Callable[.
 class _Handshakes:
     """Handshakes that have been begun, to see who has which key; nothing is sent after them."""
 
-    def __init__(self) -> None:
+    def __init__(self, stack: ExitStack) -> None:
+        """Begin none; all end with a stack."""
         self.tried: list[str] = []
-        self._stack = ExitStack()
+        self._stack = stack
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        stack.callback(self._context.term)
         self._poller = zmq.Poller()
         self._monitors: dict[object, str] = {}
 
@@ -161,10 +163,3 @@ class _Handshakes:
             if isinstance(monitor, zmq.Socket) and recv_monitor_message(monitor)["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED:
                 return self._monitors[monitor]
         return ""
-
-    def __enter__(self) -> _Handshakes:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stack.close()
-        self._context.term()

@@ -28,7 +28,7 @@ from bbgrap.transport.shared_memory import TOKEN_BYTES, connect_local, is_same_u
 
 MADE, OFFERED = b"m", b"o"
 """What a device is told with a memory: it was made for its payloads, or for those of somebody else."""
-_NAME = re.compile(r"bbgrap-[0-9a-f]{32}")
+_INVITATION = re.compile(rf"bbgrap-[0-9a-f]{{32}} [0-9a-f]{{{2 * TOKEN_BYTES}}}")
 _PATIENCE_S = 0.5
 _PAUSE_S = 0.01
 """After everything that is asked: neither a device nor another process of this user makes a broker work all the time."""
@@ -79,8 +79,7 @@ class MemoryClient:
 
 def is_invitation(text: str) -> bool:
     """Whether a text is a name of a broker with a word."""
-    name, _, word = text.partition(" ")
-    return _NAME.fullmatch(name) is not None and re.fullmatch(f"[0-9a-f]{{{2 * TOKEN_BYTES}}}", word) is not None
+    return _INVITATION.fullmatch(text) is not None
 
 
 def start_broker() -> MemoryClient | None:

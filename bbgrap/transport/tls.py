@@ -98,7 +98,7 @@ def reason_of(error: OSError) -> str:
     """Return in words why a connection broke."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"its certificate is not of this cluster: {error.verify_message}"
-    if isinstance(error, ssl.SSLEOFError | ConnectionResetError) and isinstance(error, ssl.SSLError):
+    if isinstance(error, ssl.SSLEOFError):
         return f"the other side hung up in the handshake: {_PLAIN}"
     if isinstance(error, ssl.SSLError):
         reason = error.reason or ""
