@@ -125,7 +125,7 @@ class InferenceSession(OrtSurface):
             deadline_s=deadline_s,
             on_progress=on_progress,
         )
-        self._overriding: dict[tuple[str, ...], InferenceSession] = {}
+        self._overriding: dict[tuple[str, ...], RemoteModel] = {}
         self._pool: ThreadPoolExecutor | None = None
         self._lock = threading.Lock()
 
@@ -158,9 +158,7 @@ class InferenceSession(OrtSurface):
             ClusterUnavailableError: if there is no coordinator or no agent.
         """
         with speaking_onnxruntime(), self.until_terminated(run_options):
-            self._check_stateless("run")
-            feed = values_of(input_feed)
-            return self._fitting(feed)._run(output_names, feed, record=False)[0]
+            return self._run("run", output_names, input_feed, record=False)[0]
 
     def run_recorded(self, output_names: Sequence[str] | None, input_feed: Mapping[str, Any]) -> tuple[list[Any], Timeline | None]:
         """Run the model once, as `run` does, and also return when every node did what; None if nobody told in time.
@@ -174,9 +172,7 @@ class InferenceSession(OrtSurface):
             ClusterUnavailableError: if there is no coordinator or no agent.
         """
         with speaking_onnxruntime():
-            self._check_stateless("run_recorded")
-            feed = values_of(input_feed)
-            outputs, result = self._fitting(feed)._run(output_names, feed, record=True)
+            outputs, result = self._run("run_recorded", output_names, input_feed, record=True)
             return outputs, recorded_timeline(result)
 
     def _check_stateless(self, call: str) -> None:
@@ -184,21 +180,25 @@ class InferenceSession(OrtSurface):
         if self.options.state:
             raise UsageError(f"model '{self._name}': this session has state: run it in one: with session.sequence() as s: s.{call}(...)")
 
-    def _run(self, output_names: Sequence[str] | None, feed: Mapping[str, Any], *, record: bool) -> tuple[list[Any], RunResult]:
-        chosen = self._signature.choose_outputs(output_names)
-        result = self._model.answer(self._signature.check_feed(feed), record=record)
-        return outputs_of(result, self._signature, chosen, self._name), result
+    def _run(
+        self, call: str, output_names: Sequence[str] | None, input_feed: Mapping[str, Any], *, record: bool
+    ) -> tuple[list[Any], RunResult]:
+        self._check_stateless(call)
+        feed = values_of(input_feed)
+        model = self._fitting(feed)
+        chosen = model.signature.choose_outputs(output_names)
+        result = model.answer(model.signature.check_feed(feed), record=record)
+        return outputs_of(result, model.signature, chosen, self._name), result
 
-    def _fitting(self, feed: Mapping[str, Any]) -> InferenceSession:
-        """Return itself; or, if the feed overrides weights, a session of the model that takes them as inputs."""
+    def _fitting(self, feed: Mapping[str, Any]) -> RemoteModel:
+        """Return the model; or, if the feed overrides weights, the one that takes them as inputs."""
         signature = self._signature.overriding(feed)
         if signature is self._signature:
-            return self
+            return self._model
         names = tuple(arg.name for arg in signature.inputs)
         with self._lock:
             if names not in self._overriding:
-                other = self._overriding[names] = copy.copy(self)
-                other._signature, other._model = signature, self._model.with_signature(signature)
+                self._overriding[names] = self._model.with_signature(signature)
             return self._overriding[names]
 
     def run_async(

@@ -72,12 +72,14 @@ def how_to_fit(expected: Sequence[int | str | None], got: Sequence[int]) -> str:
     """Return what would make an array fit, as the end of a message: one more axis, or colours elsewhere. Empty if nothing simple does."""
     ways = {"[np.newaxis] adds the first axis": (1, *got)}
     if len(got) == 4:
-        orders = {"(0, 3, 1, 2)": (0, 3, 1, 2), "(0, 2, 3, 1)": (0, 2, 3, 1)}
-        ways = {f".transpose{text} moves the colours": tuple(got[axis] for axis in order) for text, order in orders.items()}
-    for text, shape in ways.items():
-        if len(shape) == len(expected) and all(dim == size or not isinstance(dim, int) for dim, size in zip(expected, shape, strict=True)):
-            return f"; {text}"
-    return ""
+        orders = (0, 3, 1, 2), (0, 2, 3, 1)
+        ways = {f".transpose{order} moves the colours": tuple(got[axis] for axis in order) for order in orders}
+    return next((f"; {text}" for text, shape in ways.items() if _agree(expected, shape)), "")
+
+
+def _agree(declared: Sequence[int | str | None], shape: Sequence[int]) -> bool:
+    sizes = zip(declared, shape, strict=False)
+    return len(declared) == len(shape) and all(dim == size or not isinstance(dim, int) for dim, size in sizes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,8 +183,7 @@ def _fitting(arg: NodeArg, shape: tuple[int, ...]) -> tuple[int, ...] | None:
         return shape
     if not arg.shape and prod(shape) == 1:
         return ()  # onnxruntime takes any shape for a scalar, and exporters' examples give [1]
-    fits = len(arg.shape) == len(shape) and all(dim == size or not isinstance(dim, int) for dim, size in zip(arg.shape, shape, strict=True))
-    return shape if fits else None
+    return shape if _agree(arg.shape, shape) else None
 
 
 def _checked(arg: NodeArg, value: Any, sizes: dict[str, int]) -> Array:  # noqa: ANN401 - whatever numpy makes an array of

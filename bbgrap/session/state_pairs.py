@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Self
 
@@ -17,16 +17,11 @@ from bbgrap.session.signature import NodeArg, Shapes, Signature
 StateOption = Mapping[str, str] | Literal["auto"]
 """Inputs and the outputs that they are in the next request; `auto`: by their names, else by their types."""
 
-_NAMES: tuple[Callable[[str], str | None], ...] = (
-    lambda name: name.replace("past_key_values", "present", 1) if "past_key_values" in name else None,
-    lambda name: re.sub(r"^past", "present", name) if name.startswith("past") else None,
-    lambda name: f"{name}_out",
-    lambda name: f"{name}_output",
-    lambda name: f"{name}n",
-    lambda name: f"{name}N",
-    lambda name: f"{name}.next",
-    lambda name: re.sub(r"^(in|input)(?=[_.])", "out", name) if re.match(r"(in|input)[_.]", name) else None,
-    lambda name: re.sub(r"^(in|input)(?=[_.])", "output", name) if re.match(r"(in|input)[_.]", name) else None,
+_NAMES = (
+    (r"past_key_values", "present"),
+    (r"^past", "present"),
+    *((r"\Z", end) for end in ("_out", "_output", "n", "N", ".next")),
+    *((r"^(in|input)(?=[_.])", begin) for begin in ("out", "output")),
 )
 """How exporters call the output that an input becomes: transformers, Optimum, torch, Silero, and ours."""
 
@@ -89,7 +84,7 @@ def _found(signature: Signature) -> dict[str, str]:
     outputs = {arg.name: arg for arg in signature.outputs}
     found: dict[str, str] = {}
     for arg in signature.inputs:
-        names = (called(arg.name) for called in _NAMES)
+        names = (re.sub(pattern, new, arg.name, count=1) for pattern, new in _NAMES)
         if name := next((n for n in names if n in outputs and n != arg.name and _is_like(arg, outputs[n])), None):
             found[arg.name] = name
     if found:

@@ -24,7 +24,7 @@ from collections.abc import Sequence
 
 from bbgrap.protocol.addresses import split_address
 from bbgrap.protocol.messages import BytesLike
-from bbgrap.transport.data import OnBroken, nobody_listens
+from bbgrap.transport.data import OnBroken
 from bbgrap.transport.dead_peers import LOOK_S, detect_dead_peer
 from bbgrap.transport.memory_broker import MemoryClient
 from bbgrap.transport.name_resolver import NameResolver
@@ -55,9 +55,7 @@ class Outbox:
     selector; while `_looking` is false, no message has left for a while and all were acknowledged.
     """
 
-    def __init__(
-        self, on_broken: OnBroken = nobody_listens, context: ssl.SSLContext | None = None, memories: MemoryClient | None = None
-    ) -> None:
+    def __init__(self, on_broken: OnBroken, context: ssl.SSLContext | None, memories: MemoryClient | None) -> None:
         """Start without connections; `on_broken` is called from the writer thread. With a context they are those of TLS.
 
         `memories` is asked for memory that is shared with devices of this machine.
