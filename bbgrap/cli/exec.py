@@ -39,7 +39,7 @@ def exec_program(
 
     from bbgrap.cli.clusters import open_cluster
     from bbgrap.errors import UsageError
-    from bbgrap.session.which_cluster import COORDINATOR
+    from bbgrap.session.connection import COORDINATOR
 
     if not module and not Path(program).exists():
         raise UsageError(f"program '{program}': there is no such file; a module's name takes -m before it")

@@ -52,11 +52,8 @@ class Codec(Generic[M]):
         if len(header) > MAX_HEADER_BYTES:
             raise LocalProtocolError(f"message {kind.__name__}: {len(header)} bytes exceed the limit of {MAX_HEADER_BYTES}")
         frames: list[BytesLike] = [header, *(getattr(message, payload[0]) if payload else ())]
-        if payload:
-            try:
-                _check_payload(payload[1], frames[1:])
-            except SchemaError as error:
-                raise LocalProtocolError(f"message {kind.__name__}: {error}") from error
+        if payload and (fault := _payload_fault(payload[1], frames[1:])):
+            raise LocalProtocolError(f"message {kind.__name__}: {fault}")
         if len(frames) > 1 + MAX_PAYLOAD_FRAMES or sum(map(len, frames)) > MAX_MESSAGE_BYTES:
             raise LocalProtocolError(
                 f"message {kind.__name__}: {sum(map(len, frames))} bytes in {len(frames) - 1} tensors exceed the limits of "
@@ -107,15 +104,15 @@ class Codec(Generic[M]):
         payload = self._payloads[kind.__name__]
         extra: dict[str, Any] = {}
         if payload is not None:
-            _check_payload(payload[1], frames[1:])
+            if fault := _payload_fault(payload[1], frames[1:]):
+                raise SchemaError(fault)
             extra[payload[0]] = tuple(frames[1:])
         elif len(frames) > 1:
             raise SchemaError(f"{name} has no payload, got {len(frames) - 1} frames")
         return cast("M", build(kind, body, extra))
 
 
-def _check_payload(limit: Payload, frames: Sequence[BytesLike]) -> None:
+def _payload_fault(limit: Payload, frames: Sequence[BytesLike]) -> str:
     if len(frames) > limit.frames or any(len(frame) > limit.frame_bytes for frame in frames):
-        raise SchemaError(
-            f"expected at most {limit.frames} payload frames of {limit.frame_bytes} bytes, got {[len(f) for f in frames[:8]]}"
-        )
+        return f"expected at most {limit.frames} payload frames of {limit.frame_bytes} bytes, got {[len(f) for f in frames[:8]]}"
+    return ""

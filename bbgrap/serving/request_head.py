@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import SimpleNamespace
 
 import httptools
 
@@ -33,20 +34,6 @@ class RequestHead:
     """The first of each name."""
 
 
-class _Seen:
-    """What httptools has seen."""
-
-    def __init__(self) -> None:
-        self.url = b""
-        self.headers: list[tuple[bytes, bytes]] = []
-
-    def on_url(self, url: bytes) -> None:
-        self.url += url
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        self.headers.append((name.lower(), value))
-
-
 def may_be_inference(begun: BodyBytes) -> bool:
     """Return whether what a request begins with may become a plain request for inference."""
     return bytes(begun[: len(_BEGIN)]) == _BEGIN
@@ -57,15 +44,17 @@ def plain_head(head: bytes) -> RequestHead | None:
 
     It is read by the parser that uvicorn has, too: both take and refuse the same.
     """
-    seen = _Seen()
-    parser = httptools.HttpRequestParser(seen)
+    url, headers = bytearray(), list[tuple[bytes, bytes]]()
+    parser = httptools.HttpRequestParser(
+        SimpleNamespace(on_url=url.extend, on_header=lambda name, value: headers.append((name.lower(), value)))
+    )
     try:
         parser.feed_data(head)
     except (httptools.HttpParserError, httptools.HttpParserUpgrade):
         return None
-    place = _INFER.fullmatch(seen.url)
+    place = _INFER.fullmatch(url)
     by_name: dict[bytes, bytes] = {}
-    for name, value in seen.headers:
+    for name, value in headers:
         by_name.setdefault(name, value)
     length = by_name.get(b"content-length", b"")
     if place is None or parser.get_method() != b"POST" or parser.get_http_version() != "1.1" or not parser.should_keep_alive():
@@ -74,4 +63,4 @@ def plain_head(head: bytes) -> RequestHead | None:
         return None
     model, version = (part.decode("latin-1") if part else "" for part in place.groups())
     texts = {name.decode("latin-1"): value.decode("latin-1") for name, value in by_name.items()}
-    return RequestHead(model, version, int(length), tuple(seen.headers), texts)
+    return RequestHead(model, version, int(length), tuple(headers), texts)

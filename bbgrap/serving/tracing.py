@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -39,11 +38,6 @@ class Tracing:
             self._latest[model] = now
             return True
 
-    @contextmanager
-    def request(self, model: str, traceparent: str) -> Iterator[RequestSpan | None]:
+    def request(self, model: str, traceparent: str) -> AbstractContextManager[RequestSpan | None]:
         """Make the span of the request that is run inside, if somebody gets it."""
-        if self._spans is None:
-            yield None
-            return
-        with self._spans.request(model, traceparent) as span:
-            yield span
+        return nullcontext() if self._spans is None else self._spans.request(model, traceparent)

@@ -92,8 +92,12 @@ class StatefulRuns:
 
         def work(left_s: LeftS) -> RunResult:
             with self._model.connection.stops.holding(self._lock, left_s):
-                plan = self._plan
-                result = self._first(feed, left_s, record) if plan is None else self._further(plan, feeds, left_s, record)
+                if self._plan is None:
+                    result = self._first(feed, left_s, record)
+                else:
+                    with self._going_on():
+                        inputs = encoded(self._given, feeds)
+                        result = self._model.submit(self._plan, inputs, left_s, sequence=self._number, step=self._step, record=record)
                 self._step += 1
                 self.epoch = result.epoch
                 return result
@@ -108,10 +112,6 @@ class StatefulRuns:
         result = model.submit(plan, encoded(full, feeds), left_s, sequence=self._number, step=0, record=record)
         self._plan = plan
         return result
-
-    def _further(self, plan: PreparedPlan, feeds: Sequence[Array], left_s: LeftS, record: bool) -> RunResult:
-        with self._going_on():
-            return self._model.submit(plan, encoded(self._given, feeds), left_s, sequence=self._number, step=self._step, record=record)
 
     @contextmanager
     def _going_on(self) -> Iterator[None]:

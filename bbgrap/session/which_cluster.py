@@ -6,8 +6,7 @@ import os
 from typing import Protocol
 
 from bbgrap.errors import UsageError
-from bbgrap.session.connection import COORDINATOR as COORDINATOR
-from bbgrap.session.connection import Connection, connect
+from bbgrap.session.connection import COORDINATOR, Connection, connect
 
 _enclosing: list[Connection] = []
 

@@ -109,8 +109,8 @@ class ThrottledListener:
         if shut == self._shut:
             return
         self._shut = shut
-        if shut and time.monotonic() > self._told + TOLD_EVERY_S:
-            self._told = time.monotonic()
+        if shut and now > self._told + TOLD_EVERY_S:
+            self._told = now
             what = f"more than {REFUSED_PER_S:g} unknown keys a second" if self._left < 0 else f"more than {self._most} connections"
             _log.warning("%s: new connections wait until strangers have gone", what)
         with suppress(OSError), socket.socket(fileno=os.dup(self._listener)) as listener:

@@ -144,9 +144,8 @@ class ControlClient:
             return frames
         while (received := frame_pieces.receive(self.socket, route=0)) is not None:
             self._failures = 0
-            if frames := frame_pieces.join(
-                received[1][0], received[1][1:]
-            ):  # else it was too large, or only asked whether this side is there
+            envelope, *wire = received[1]
+            if frames := frame_pieces.join(envelope, wire):  # else it was too large, or only asked whether this side is there
                 return frames
         return None
 
