@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 import onnxruntime as ort
@@ -14,9 +14,20 @@ from bbgrap.errors import InputError, UnsupportedError
 from bbgrap.graph.types import Array
 from bbgrap.session.ort_errors import speaking_onnxruntime
 from bbgrap.session.ort_values import array_at, inner_value_of, ortvalue_of, values_of, write_into
+from bbgrap.session.signature import NodeArg
 
-if TYPE_CHECKING:
-    from bbgrap.session.ort_surface import OrtSurface
+
+class RunnableSession(Protocol):
+    """What a binding needs of a session."""
+
+    def get_inputs(self) -> list[NodeArg]:
+        """Return the inputs."""
+
+    def get_overridable_initializers(self) -> list[NodeArg]:
+        """Return the weights that may be given."""
+
+    def run(self, output_names: Sequence[str] | None, input_feed: Mapping[str, Any], run_options: object = None) -> list[Any]:
+        """Run the model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +54,7 @@ class IOBinding(ort.IOBinding):  # type: ignore[misc]  # onnxruntime ships no ty
     Invariants: `_results` are the outputs of the latest run, in the order of `_outputs`.
     """
 
-    def __init__(self, session: OrtSurface) -> None:
+    def __init__(self, session: RunnableSession) -> None:
         """Bind nothing yet."""
         self._session = session
         self._known = {arg.name for arg in (*session.get_inputs(), *session.get_overridable_initializers())}
