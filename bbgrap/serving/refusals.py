@@ -25,15 +25,8 @@ class Refusal(Enum):
     UNAVAILABLE = (503, "UNAVAILABLE")
     DEADLINE = (504, "DEADLINE_EXCEEDED")
 
-    @property
-    def status(self) -> int:
-        """HTTP's status."""
-        return self.value[0]
-
-    @property
-    def code(self) -> str:
-        """The name of gRPC's code."""
-        return self.value[1]
+    def __init__(self, status: int, code: str) -> None:
+        self.status, self.code = status, code
 
     @property
     def retry_after_s(self) -> int | None:

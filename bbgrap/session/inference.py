@@ -111,14 +111,14 @@ class InferenceSession(OrtSurface):
                 self.options = replace(self.options, top=tuple(top.items()))
             self._read(read_model(self._path), name)
             if state is not None:
-                self.options = replace(self.options, state=pairs_of(state, self._signature, self._name))
-            self._connection, is_mine = connection_to(cluster)
+                self.options = replace(self.options, state=pairs_of(state, self.signature, self._name))
+            self.connection, is_mine = connection_to(cluster)
         if is_mine:
-            weakref.finalize(self, self._connection.close)
+            weakref.finalize(self, self.connection.close)
         self._model = RemoteModel(
-            self._connection,
+            self.connection,
             self._files,
-            self._signature,
+            self.signature,
             self._name,
             self.options,
             waits=self.options.planner != AUTO if wait is None else wait,
@@ -138,7 +138,7 @@ class InferenceSession(OrtSurface):
             open_session(self._path, self._sess_options, {})  # writes it
         self._name = name or model.name
         self._metadata = metadata_of(model)
-        self._signature = Signature.of(with_top_outputs(model, dict(self.options.top)))
+        self.signature = Signature.of(with_top_outputs(model, dict(self.options.top)))
 
     # --- running --------------------------------------------------------------------------------------------------------------------
 
@@ -192,8 +192,8 @@ class InferenceSession(OrtSurface):
 
     def _fitting(self, feed: Mapping[str, Any]) -> RemoteModel:
         """Return the model; or, if the feed overrides weights, the one that takes them as inputs."""
-        signature = self._signature.overriding(feed)
-        if signature is self._signature:
+        signature = self.signature.overriding(feed)
+        if signature is self.signature:
             return self._model
         names = tuple(arg.name for arg in signature.inputs)
         with self._lock:
@@ -250,8 +250,8 @@ class InferenceSession(OrtSurface):
         if runs < 1:
             raise UsageError(f"trace: expected at least one run, got {runs}")
         self._check_stateless("run_recorded")
-        feeds = self._signature.check_feed(input_feed)
-        self._model.prepare({arg.name: feed.shape for arg, feed in zip(self._signature.inputs, feeds, strict=True)})
+        feeds = self.signature.check_feed(input_feed)
+        self._model.prepare({arg.name: feed.shape for arg, feed in zip(self.signature.inputs, feeds, strict=True)})
         self._model.answer(feeds)  # the first request after a pause finds caches and processors asleep
         results = [self._model.answer(feeds, record=True) for _ in range(runs)]
         plan = self.plan
@@ -259,7 +259,7 @@ class InferenceSession(OrtSurface):
             raise ExecutionError(f"model '{self._name}': it was planned anew while it was traced; trace again")
         if not all(result.devices for result in results):
             raise ExecutionError(f"model '{self._name}': an agent has not told in time when it did what; trace again")
-        outputs = outputs_of(results[-1], self._signature, self._signature.choose_outputs(None), self._name)
+        outputs = outputs_of(results[-1], self.signature, self.signature.choose_outputs(None), self._name)
         timelines = tuple(timeline_of(result.records, result.devices) for result in results)
         return Trace(timelines, max(clock_error_s(result.records) for result in results), tuple(outputs))
 
@@ -272,7 +272,7 @@ class InferenceSession(OrtSurface):
         Raises:
             InputError: if the declared shapes are not concrete and nothing was run.
         """
-        return self._model.plan or self.prepare(self._signature.declared_shapes())
+        return self._model.plan or self.prepare(self.signature.declared_shapes())
 
     def prepare(
         self, shapes: Mapping[str, tuple[int, ...]], input_feed: Mapping[str, Any] | None = None, *, wait: bool = True
@@ -291,17 +291,7 @@ class InferenceSession(OrtSurface):
             ExecutionError: if there is no plan within the session's deadline.
             ClusterUnavailableError: if there is no coordinator or no agent.
         """
-        return self._model.prepare(shapes, () if input_feed is None else self._signature.check_feed(input_feed), wait=wait)
-
-    @property
-    def signature(self) -> Signature:
-        """What the model takes and gives, state among it."""
-        return self._signature
-
-    @property
-    def connection(self) -> Connection:
-        """The connection to the coordinator."""
-        return self._connection
+        return self._model.prepare(shapes, () if input_feed is None else self.signature.check_feed(input_feed), wait=wait)
 
     def _written(self, model: bytes) -> Path:
         """Return a file with these bytes, which ends with the session."""

@@ -37,8 +37,10 @@ _DOMAINS = {"", "ai.onnx.ml", "ai.onnx.preview.training", "ai.onnx.training", "c
 class OrtSurface:
     """The part of a session that asks nothing of the cluster."""
 
-    _connection: Connection
-    _signature: Signature
+    connection: Connection
+    """The connection to the coordinator."""
+    signature: Signature
+    """What the model takes and gives, state among it."""
     _name: str
 
     def _take(
@@ -74,15 +76,15 @@ class OrtSurface:
 
     def get_inputs(self) -> list[NodeArg]:
         """Return the inputs as the model declares them."""
-        return list(self._signature.inputs)
+        return list(self.signature.inputs)
 
     def get_outputs(self) -> list[NodeArg]:
         """Return the outputs as the model declares them."""
-        return list(self._signature.outputs)
+        return list(self.signature.outputs)
 
     def get_overridable_initializers(self) -> list[NodeArg]:
         """Return the weights instead of which a feed may have others."""
-        return list(self._signature.overridable)
+        return list(self.signature.overridable)
 
     # --- where it computes ----------------------------------------------------------------------------------------------------------
 
@@ -125,16 +127,16 @@ class OrtSurface:
 
     def get_input_memory_infos(self) -> list[ort.OrtMemoryInfo]:
         """Return where inputs are taken: from the memory of this machine's CPU."""
-        return [_cpu_memory() for _ in self._signature.inputs]
+        return [_cpu_memory() for _ in self.signature.inputs]
 
     def get_output_memory_infos(self) -> list[ort.OrtMemoryInfo]:
         """Return where outputs are put: into the memory of this machine's CPU."""
-        return [_cpu_memory() for _ in self._signature.outputs]
+        return [_cpu_memory() for _ in self.signature.outputs]
 
     def get_input_epdevices(self) -> list[ort.OrtEpDevice]:
         """Return the device that each input is taken from: this machine's CPU."""
         device = next(device for device in ort.get_ep_devices() if device.ep_name == _CPU)
-        return [device for _ in self._signature.inputs]
+        return [device for _ in self.signature.inputs]
 
     def get_provider_graph_assignment_info(self) -> list[Any]:
         """Refuse: parts of nodes are on machines.
@@ -199,7 +201,7 @@ class OrtSurface:
             UnsupportedError: if a value is no tensor of numbers.
         """
         feed = {name: value._get_c_value() for name, value in input_dict_ort_values.items()}
-        names = output_names or [arg.name for arg in self._signature.outputs]
+        names = output_names or [arg.name for arg in self.signature.outputs]
         results = self.run(output_names, feed, run_options)
         with speaking_onnxruntime():
             return [ortvalue_of(name, result) for name, result in zip(names, results, strict=True)]
@@ -252,7 +254,7 @@ class OrtSurface:
         if not isinstance(run_options, ort.RunOptions):
             raise TypeError(f"run_options: expected onnxruntime.RunOptions, got '{type(run_options)}'")
         try:
-            with self._connection.stops.when(lambda: bool(run_options.terminate)):
+            with self.connection.stops.when(lambda: bool(run_options.terminate)):
                 yield
         except StoppedError:
             raise ExecutionError(f"model '{self._name}': Exiting due to terminate flag being set to true.") from None

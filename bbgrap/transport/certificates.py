@@ -104,12 +104,10 @@ def make_request(name: str) -> tuple[bytes, bytes]:
 
 
 def _named(name: str) -> x509.Name:
-
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name[:_MAX_NAME] or "node")])
 
 
 def _usage(*, signs_certificates: bool) -> x509.KeyUsage:
-
     return x509.KeyUsage(
         digital_signature=not signs_certificates,
         content_commitment=False,
@@ -124,10 +122,8 @@ def _usage(*, signs_certificates: bool) -> x509.KeyUsage:
 
 
 def _pem(certificate: x509.Certificate) -> bytes:
-
     return certificate.public_bytes(serialization.Encoding.PEM)
 
 
 def _key_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
-
     return key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())

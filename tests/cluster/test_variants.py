@@ -69,7 +69,7 @@ def test_more_requests_than_the_coordinator_queues_wait_at_the_client(fresh):
     fresh.kill("agent0")
     fresh.kill("agent1")
     said = []
-    submit = session._connection.try_call
+    submit = session.connection.try_call
 
     def listening(*arguments, **more):
         try:
@@ -78,7 +78,7 @@ def test_more_requests_than_the_coordinator_queues_wait_at_the_client(fresh):
             said.append(str(error))
             raise
 
-    session._connection.try_call = listening
+    session.connection.try_call = listening
     try:
         with ThreadPoolExecutor(1) as pool:
             running = pool.submit(run_all, session, [rows(66, seed) for seed in range(300)], 300)
@@ -88,5 +88,5 @@ def test_more_requests_than_the_coordinator_queues_wait_at_the_client(fresh):
             fresh.add_agent("agent0")
             running.result()
     finally:
-        del session._connection.try_call
+        del session.connection.try_call
     assert any("128 of them of this client" in text for text in said)
