@@ -177,6 +177,7 @@ def _why_not(bind: str, error: zmq.ZMQError) -> str:
 
 
 _decoded = lru_cache(MAX_SESSIONS)(z85.decode)
+"""Returns the key in a text: every message says whose it is."""
 
 
 def _user(frame: zmq.Frame) -> str:
