@@ -36,6 +36,29 @@ def counter() -> bytes:
     )
 
 
+def found_places() -> bytes:
+    """Where numbers are not 0: how many there are, and so how long the state is, only the run tells."""
+    nodes = [
+        helper.make_node("NonZero", ["x"], ["found"]),
+        helper.make_node("Concat", ["places", "found"], ["places_out"], axis=1),
+        helper.make_node("ReduceSum", ["places_out"], ["y"]),
+    ]
+    inputs = [_tensor("x", (6,)), _tensor("places", (1, "n"), TensorProto.INT64)]
+    outputs = [_tensor("y", (1, 1), TensorProto.INT64), _tensor("places_out", (1, "m"), TensorProto.INT64)]
+    return _bytes(helper.make_graph(nodes, "places", inputs, outputs))
+
+
+def bfloat16_sum() -> bytes:
+    """A sum over requests in numbers that numpy lacks."""
+    nodes = [
+        helper.make_node("Cast", ["total"], ["before"], to=TensorProto.FLOAT),
+        helper.make_node("Add", ["before", "x"], ["y"]),
+        helper.make_node("Cast", ["y"], ["total_out"], to=TensorProto.BFLOAT16),
+    ]
+    inputs = [_tensor("x", (4,)), _tensor("total", (4,), TensorProto.BFLOAT16)]
+    return _bytes(helper.make_graph(nodes, "sum", inputs, [_tensor("y", (4,)), _tensor("total_out", (4,), TensorProto.BFLOAT16)]))
+
+
 def lstm(batch: str | None = "batch") -> bytes:
     """An LSTM over the frames of a chunk, and a probability: state as Silero's, of which a file may not name the axes, either."""
     random = np.random.default_rng(2)

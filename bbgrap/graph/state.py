@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 
-from bbgrap.errors import ModelError
+from bbgrap.errors import ModelError, PlanError
 from bbgrap.graph.types import DType, Graph
 from bbgrap.shapemap import IntervalSet, ShapeMap
 
@@ -22,6 +22,7 @@ def with_state(graph: Graph, pairs: Mapping[str, str]) -> Graph:
 
     Raises:
         ModelError: if a name is no input or output, or what a pair holds differs in type, or in more than the length of one axis.
+        PlanError: if only a run tells the shape of a state, or it is of numbers that numpy lacks.
     """
     for name, output in pairs.items():
         label = f"state '{name}' of model '{graph.name}'"
@@ -32,9 +33,12 @@ def with_state(graph: Graph, pairs: Mapping[str, str]) -> Graph:
         if output not in graph.producers:
             raise ModelError(f"{label}: '{output}' is an input or a constant, expected what the model computes")
         before, after = graph.types[name], graph.types[output]
-        if before.dtype is not after.dtype or before.dtype in {DType.OTHER, DType.STRING}:
+        if before.dtype is not after.dtype or before.dtype is DType.STRING:
             raise ModelError(f"{label}: expected a tensor of numbers of one type, got {before} as input and {after} as '{output}'")
-        if before.shape is None or after.shape is None or len(before.shape) != len(after.shape) or len(_growing(graph, name, output)) > 1:
+        if before.shape is None or after.shape is None:
+            why = "numpy lacks such numbers" if before.dtype is DType.OTHER else "only a run tells its shape"
+            raise PlanError(f"{label}: it stays whole, for {why}: {before} as input, {after} as '{output}'")
+        if len(before.shape) != len(after.shape) or len(_growing(graph, name, output)) > 1:
             raise ModelError(
                 f"{label}: expected shapes that differ along one axis at most, got {before} as input and {after} as '{output}'"
             )

@@ -85,7 +85,8 @@ class InferenceSession(OrtSurface):
             state: Inputs, and the outputs that they are in the next request of a `sequence`; `auto` finds them by their usual names.
             top: Outputs of which only so many largest elements along the last axis are wanted: `NAME.values` and `NAME.indices` take the
                 place of each.
-            wait: Whether the first request of some shapes waits for their plan; None: unless the planner is `auto`.
+            wait: Whether the first request of some shapes waits for their plan, and fails where there is none, instead of being answered
+                by one node meanwhile; None: unless the planner is `auto`.
             name: What the cluster calls the model, in figures and errors; None: as its file.
             deadline_s: A request without an answer after this long fails, bringing the model and planning included.
             on_progress: Called while a model is brought, planned and deployed, with what has a `text`; in bytes where those count.

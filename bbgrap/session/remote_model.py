@@ -17,6 +17,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Self, TypeVar
 
+import numpy as np
+
 from bbgrap.errors import ExecutionError, InputError
 from bbgrap.graph.types import Array, DType
 from bbgrap.planners.options import InputValues, PlanOptions
@@ -32,6 +34,7 @@ from bbgrap.session.model_files import ModelFiles
 from bbgrap.session.prepared_plan import PreparedPlan
 from bbgrap.session.signature import Shapes, Signature
 from bbgrap.session.state_pairs import planned_shapes
+from bbgrap.session.values import unpacked_output
 
 _GRACE_S = 0.7
 """How much longer than the coordinator a client waits for the answer to a request."""
@@ -131,9 +134,9 @@ class RemoteModel:
             known = self._plans.get(shapes)
             if known is not None:
                 return known
-            # After a failure the standby serves: waited for is only the first plan.
-            wait, self._waited = self._waits and shapes not in self._waited, self._waited | {shapes}
-            return self._waited_for(shapes, left_s) if wait else self._ask(shapes, left_s, wait=False)
+            plan = self._waited_for(shapes, left_s) if self._waits and shapes not in self._waited else self._ask(shapes, left_s, wait=False)
+            self._waited |= {shapes}  # after a failure the standby serves: waited for is only the first plan
+            return plan
 
     def _waited_for(self, shapes: Shapes, left_s: LeftS) -> PreparedPlan:
         """Return the plan for these shapes once it is there."""
@@ -200,8 +203,10 @@ class RemoteModel:
     def read_state(self, plan: PreparedPlan, left_s: LeftS, *, sequence: int, step: int) -> dict[str, Array]:
         """Return the state that so many requests of a sequence have left, by the names of inputs."""
         result = self.submit(plan, ((), ()), left_s, sequence=sequence, step=step, reads=True)
-        arrays = zip(result.outputs, result.payload, strict=True)
-        return {header.name: decode_array(header.dtype, header.shape, content).copy() for header, content in arrays}
+        packed = {arg.name for arg in self.signature.inputs if arg.is_packed}
+        came = zip(result.outputs, result.payload, strict=True)
+        arrays = {header.name: decode_array(header.dtype, header.shape, content).copy() for header, content in came}
+        return {name: np.asarray(unpacked_output(array)) if name in packed else array for name, array in arrays.items()}
 
     def submit(
         self,

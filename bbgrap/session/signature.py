@@ -12,7 +12,7 @@ import numpy as np
 
 from bbgrap.errors import InputError
 from bbgrap.graph.onnx_read import ModelInput, OnnxModel, declared_shape
-from bbgrap.graph.onnx_types import text_of
+from bbgrap.graph.onnx_types import TensorOf, kind_of, text_of
 from bbgrap.graph.types import Array, DType
 from bbgrap.session.ort_errors import as_also
 from bbgrap.session.values import packed_input
@@ -42,6 +42,12 @@ class NodeArg:
     def is_packed(self) -> bool:
         """Whether it travels packed, as one array of bytes."""
         return self.dtype is DType.OTHER and bool(self.onnx)
+
+    @property
+    def code(self) -> int | None:
+        """ONNX's code of numbers that numpy lacks, as bfloat16; None of all others, and of what is no tensor."""
+        kind = kind_of(self.onnx) if self.is_packed else None
+        return kind.code if isinstance(kind, TensorOf) else None
 
     @classmethod
     def of(cls, declared: ModelInput) -> NodeArg:

@@ -10,6 +10,7 @@ from typing import Any, Literal, Self
 import numpy as np
 
 from bbgrap.errors import UsageError
+from bbgrap.graph.onnx_types import array_of_content
 from bbgrap.graph.state import counts_words
 from bbgrap.graph.types import Array, DType
 from bbgrap.session.signature import NodeArg, Shapes, Signature
@@ -99,13 +100,13 @@ def _found(signature: Signature) -> dict[str, str]:
     return found if len(found) < len(signature.inputs) else {}
 
 
-def _key(arg: NodeArg) -> tuple[DType, tuple[int | str | None, ...]]:
-    return arg.dtype, tuple(arg.shape)
+def _key(arg: NodeArg) -> tuple[str, tuple[int | str | None, ...]]:
+    return arg.type, tuple(arg.shape)
 
 
 def _is_like(one: NodeArg, other: NodeArg) -> bool:
     """Whether two tensors may be one state: of one type, and of sizes that differ along one axis at most, as far as they are known."""
-    if one.dtype is not other.dtype or one.dtype in {DType.OTHER, DType.STRING}:
+    if one.type != other.type or one.dtype is DType.STRING or (one.dtype is DType.OTHER and one.code is None):
         return False
     if not one.has_rank or not other.has_rank:
         return True
@@ -176,4 +177,4 @@ def _empty(arg: NodeArg, output: NodeArg, sizes: Mapping[str, int]) -> Array:
             )
     if not arg.has_rank:
         raise UsageError(f"state '{arg.name}': the model does not say its shape; give it: sequence(initial={{...}})")
-    return np.zeros(shape, arg.dtype.numpy)
+    return np.zeros(shape, arg.dtype.numpy if arg.code is None else array_of_content(arg.code, (0,), b"").dtype)

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 import bbgrap
-from bbgrap.errors import StateLostError, UsageError
+from bbgrap.errors import PlanError, StateLostError, UsageError
 from tests.known_agents import known_cluster
-from tests.sequence_models import HEADS, SIZE, WIDTH, Alone, counter, decoder, lstm
+from tests.sequence_models import HEADS, SIZE, WIDTH, Alone, bfloat16_sum, counter, decoder, found_places, lstm
 
 pytestmark = pytest.mark.cluster
 MANY, STEPS = 8, 6
@@ -99,6 +99,32 @@ def test_a_plan_over_all_agents_leaves_state_where_it_is_made(three):
     interleaved(session, counter(), picture, CASES["counter"][2])
     assert session.plan.report["serving"] == "bbgrap"
     assert len(session.plan.report["nodes_used"]) == 3
+
+
+def test_a_state_that_cannot_be_planned_is_refused_as_often_as_a_plan_is_waited_for_and_else_stays_whole(three):
+    waiting = bbgrap.InferenceSession(found_places(), cluster=three, state="auto", planner="bbgrap")
+    with waiting.sequence() as sequence:
+        for _ in range(2):
+            with pytest.raises(PlanError, match="only a run tells its shape"):
+                sequence.run(None, {"x": np.ones(6, np.float32)})
+    session = bbgrap.InferenceSession(found_places(), cluster=three, state="auto", planner="bbgrap", wait=False)
+    alone = Alone(found_places(), dict(session.options.state), {"places": np.zeros((1, 0), np.int64)})
+    with session.sequence() as sequence:
+        for step in range(3):
+            feed = {"x": (np.arange(6) % (step + 2)).astype(np.float32)}
+            np.testing.assert_array_equal(sequence.run(None, feed)[0], alone.run(feed)[0])
+    assert "only a run tells its shape" in session.plan.report["why_not"]
+
+
+def test_a_state_of_numbers_that_numpy_lacks(three):
+    session = bbgrap.InferenceSession(bfloat16_sum(), cluster=three, state="auto")
+    feed = {"x": np.full(4, 1.5, np.float32)}
+    with session.sequence() as sequence:
+        assert [sequence.run(None, feed)[0][0] for _ in range(3)] == [1.5, 3, 4.5]
+        state = sequence.state()
+        assert (state["total"].dtype.name, state["total"][0]) == ("bfloat16", 4.5)
+        sequence.reset(state)
+        assert sequence.run(None, feed)[0][0] == 6
 
 
 def test_forks_and_resets(three):
