@@ -113,8 +113,6 @@ class ServedModel:
         with self.session.connection.stops.when(stop):
             if turn is None:
                 return self.session.run(names, feed)
-            for runs in turn.replaced:
-                runs.close()
             turn.runs.go_back(turn.answered)
             outputs = turn.runs.run(names, feed)
             if turn.is_last and not stop():

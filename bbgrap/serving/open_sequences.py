@@ -30,14 +30,15 @@ class _OpenSequence:
     answered: int = 0
     """Requests; one that was given up may have run, and is none of the sequence all the same."""
     has_ended: bool = False
+    before: tuple[int | str, _OpenSequence] | None = None
+    """What makes room for it once its first request is answered, and the name of that."""
 
 
 @dataclass(frozen=True, slots=True)
 class SequenceTurn:
-    """What a request runs in, and the sequences that it replaces: they are closed by its thread, for that may take a moment."""
+    """What a request runs in."""
 
     runs: StatefulRuns
-    replaced: tuple[StatefulRuns, ...]
     is_last: bool
     answered: int
     """Requests of the sequence, before it."""
@@ -64,14 +65,16 @@ class OpenSequences:
         Raises:
             RefusedError: if its sequence is not open and this is not its first request, or too many requests of sequences run.
         """
-        opened, replaced = self._begin(part) if part.is_first else (self._find(part), ())
+        opened = self._begin(part) if part.is_first else self._find(part)
         opened.requests += 1
         try:
             async with opened.turn:
-                if opened.has_ended:
+                if opened.has_ended or not (opened.answered or part.is_first):  # nor has it begun, if its first request failed
                     raise self._unknown(part)
-                yield SequenceTurn(opened.runs, replaced, part.is_last, opened.answered)
+                yield SequenceTurn(opened.runs, part.is_last, opened.answered)
                 opened.answered, opened.has_ended = opened.answered + 1, part.is_last
+            if part.is_first and opened.before is not None:
+                _close(opened.before[1])
             if part.is_last:
                 self._forget(part, opened)
         except StateLostError:
@@ -79,8 +82,9 @@ class OpenSequences:
             raise
         finally:
             opened.requests -= 1
-            if not opened.requests and not opened.answered:
+            if part.is_first and not opened.answered:
                 self._forget(part, opened)
+                self._restore(opened)
 
     def _find(self, part: SequenceParameters) -> _OpenSequence:
         opened = self._open.pop(part.sequence, None)
@@ -95,18 +99,35 @@ class OpenSequences:
             f"beyond {self._most} that are open (--max-sequences), the one that is idle for longest ends"
         )
 
-    def _begin(self, part: SequenceParameters) -> tuple[_OpenSequence, tuple[StatefulRuns, ...]]:
-        before = self._open.pop(part.sequence, None)
+    def _begin(self, part: SequenceParameters) -> _OpenSequence:
+        name: int | str | None = part.sequence
         # What was sent before is answered before.
-        turn = asyncio.Lock() if before is None else before.turn
-        if before is None and len(self._open) >= self._most:
-            idle = next((name for name, opened in self._open.items() if not opened.requests), None)
-            if idle is None:
-                raise RefusedError(Refusal.BUSY, f"requests of {self._most} sequences run, no more are begun (--max-sequences)")
-            before = self._open.pop(idle)
-        opened = self._open[part.sequence] = _OpenSequence(self._session.sequence(self._initial), turn)
-        return opened, () if before is None else (before.runs,)
+        turn = self._open[part.sequence].turn if part.sequence in self._open else asyncio.Lock()
+        if part.sequence not in self._open:
+            name = None
+            if len(self._open) >= self._most:
+                name = next((name for name, opened in self._open.items() if not opened.requests), None)
+                if name is None:
+                    raise RefusedError(Refusal.BUSY, f"requests of {self._most} sequences run, no more are begun (--max-sequences)")
+        before = None if name is None else (name, self._open.pop(name))
+        opened = self._open[part.sequence] = _OpenSequence(self._session.sequence(self._initial), turn, before=before)
+        return opened
 
     def _forget(self, part: SequenceParameters, opened: _OpenSequence) -> None:
         if self._open.get(part.sequence) is opened:
             del self._open[part.sequence]
+
+    def _restore(self, failed: _OpenSequence) -> None:
+        """Let go on what was to make room for a sequence that has not begun; it is the next one to make room."""
+        if failed.before is None:
+            return
+        name, before = failed.before
+        if before.answered and not before.has_ended and name not in self._open and len(self._open) < self._most:
+            self._open = {name: before, **self._open}
+        else:
+            _close(before)
+
+
+def _close(opened: _OpenSequence) -> None:
+    """Close what is open no more, in a thread: that may take a moment."""
+    asyncio.get_running_loop().run_in_executor(None, opened.runs.close)

@@ -134,6 +134,22 @@ def test_the_sequence_that_is_idle_for_longest_makes_room(http):
     assert (status, f"beyond {MOST} that are open (--max-sequences)" in why) == (400, True), why
 
 
+def test_a_start_that_is_refused_begins_nothing_and_ends_nothing(http):
+    """Neither the sequence of its own name, nor the one that was to make room."""
+    feed, wrong = sound(np.random.default_rng(4)), {"input": np.zeros((3, 1, WIDTH + 1), np.float32)}
+    alone = Alone(lstm(), *LSTM)
+    for name in "efg":
+        http.run("lstm", feed, parameters=part(name, start=True))
+    alone.run(feed)
+    for name in "eh":
+        assert refused(http, "lstm", wrong, part(name, start=True))[0] == 400
+        assert refused(http, "lstm", {"nothing": feed["input"]}, part(name, start=True))[0] == 400
+    want = alone.run(feed)[0]
+    for name in "efg":
+        got = http.run("lstm", feed, parameters={"binary_data_output": True, **part(name, end=True)})["output"]
+        np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
+
+
 def test_requests_of_one_sequence_that_come_together_run_one_after_the_other(stateful):
     """Whatever their order, the sum of their effects is that of as many requests alone."""
     feed, count = sound(np.random.default_rng(5)), 12
@@ -181,6 +197,25 @@ def test_what_was_sent_before_a_sequence_ends_or_begins_anew_is_answered_as_part
             assert "is not open: begin it with sequence_start" in str(answer)
         else:
             np.testing.assert_allclose(answer, alone.run(feed)[0], rtol=1e-5, atol=1e-6)
+
+
+def test_requests_behind_a_start_that_failed_are_part_of_nothing(cluster, tmp_path):
+    """What it was to replace goes on."""
+    (tmp_path / "lstm.onnx").write_bytes(lstm())
+    state = StateText("auto", {})
+    model = ServedModel.load("lstm", "1", tmp_path / "lstm.onnx", cluster.connection, PlanOptions("single"), 60.0, state, 1)
+    feed, wrong = sound(np.random.default_rng(11)), {"input": np.zeros((3, 1, WIDTH + 1), np.float32)}
+    requests = [(feed, part("a", start=True)), (wrong, part("a", start=True)), (feed, part("a"))]
+
+    async def all_of_it():
+        got = await in_order(model, cluster.connection, requests)
+        return [*got, *await in_order(model, cluster.connection, [(feed, part("a"))])]
+
+    first, _, behind, last = asyncio.run(all_of_it())
+    alone = Alone(lstm(), *LSTM)
+    for answer in (first, last):
+        np.testing.assert_allclose(answer, alone.run(feed)[0], rtol=1e-5, atol=1e-6)
+    assert "is not open: begin it with sequence_start" in str(behind)
 
 
 def test_a_request_that_was_given_up_is_no_part_of_its_sequence(http):
