@@ -17,6 +17,7 @@ from bbgrap.observing.logs import LogFormat, name_node, write_logs
 from bbgrap.protocol.addresses import host_of
 from bbgrap.settings.options import SettingsCommand
 from bbgrap.settings.version import Version
+from bbgrap.standard_streams import open_closed_streams
 from bbgrap.stop_signals import stop_signals
 
 if TYPE_CHECKING:
@@ -119,7 +120,7 @@ def _work(
 
     from bbgrap.cluster.files import read_profile
     from bbgrap.transport.control_client import ControlClient
-    from bbgrap.transport.control_sockets import check_address
+    from bbgrap.transport.control_sockets import check_address, check_host
     from bbgrap.transport.credentials import Credentials
     from bbgrap.transport.discovery import MDNS, discover
     from bbgrap.transport.exit_with_parent import exit_with_parent
@@ -150,6 +151,7 @@ def _work(
     own = None if name else OwnName(cache / "names")
     called, keys = checked_name(name) if own is None else own.name, keys_dir or keys_folder()
     address = discover(lambda at: KeyFile(keys, at, called).read() or credentials.lock(at)) if join == MDNS else check_address(join)
+    check_host(advertise, "--advertise")
     name_node(called)
     if credentials.is_insecure():
         _log.warning("insecure: this node believes whoever answers at %s, and what it computes travels unencrypted", address)
@@ -253,6 +255,7 @@ app.command(cls=SettingsCommand)(main)
 
 def run() -> None:
     """Start the command line."""
+    open_closed_streams()
     app(prog_name="bbgrap-agent")
 
 

@@ -43,6 +43,7 @@ from bbgrap.cli.output import report_error, say
 from bbgrap.errors import BbgrapError
 from bbgrap.settings.options import SettingsGroup, take_files
 from bbgrap.settings.version import Version
+from bbgrap.standard_streams import open_closed_streams
 from bbgrap.stop_signals import stop_signals
 
 
@@ -144,6 +145,7 @@ app.add_typer(token.app, name="token")
 
 def run() -> None:
     """Start the command line; what stdout's encoding does not have is written as its number."""
+    open_closed_streams()
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
     for number in stop_signals():

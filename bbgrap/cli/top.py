@@ -54,7 +54,7 @@ def top(
     coordinator: Coordinator = "",
     token_file: TokenFile = None,
     insecure: Insecure = False,
-    every: Annotated[float, typer.Option(min=0.1, help="Seconds between two looks.")] = 1.0,
+    every: Annotated[float, typer.Option(min=0.1, max=86_400, help="Seconds between two looks.")] = 1.0,
     once: Annotated[bool, typer.Option("--once", help="Print what happens within that time, and end.")] = False,
 ) -> None:
     """Watch a cluster: requests per second, percentiles, queues, what serves, nodes, events. Ctrl-C ends it.

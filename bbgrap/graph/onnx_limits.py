@@ -26,6 +26,9 @@ MAX_RANK = 64
 MAX_NAME_BYTES = 64 << 10
 """Names of values, nodes, operators and files. They go into messages, whose texts are as long at most."""
 
+MAX_OUTER_NAME_BYTES = 1024
+"""Names of inputs and outputs of the model: every request has them."""
+
 MAX_BODIES = 16
 """Bodies inside bodies. Chosen: exporters write three or four; protobuf itself ends near 30."""
 
@@ -120,6 +123,10 @@ def check_limits(proto: ModelProto) -> None:
         raise _no_text(names)
     if len(longest.encode("utf-8", "replace")) > MAX_NAME_BYTES:
         raise ModelError(f"the name '{longest[:40]}...' has more than {MAX_NAME_BYTES} bytes")
+    for side, values in (("input", proto.graph.input), ("output", proto.graph.output)):
+        for value in values:
+            if len(value.name.encode()) > MAX_OUTER_NAME_BYTES:
+                raise ModelError(f"{side} '{value.name[:40]}...': its name has more than {MAX_OUTER_NAME_BYTES} bytes; rename it")
     found: Counter[str] = Counter()
     for graph in graphs:
         for body in _bodies(graph):

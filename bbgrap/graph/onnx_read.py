@@ -127,6 +127,10 @@ def read_model(path: Path) -> OnnxModel:
             short, or not inside the directory of the model.
     """
     try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        raise ModelError(f"model '{path}': its path is no text in UTF-8, and onnxruntime opens no such files; rename it") from None
+    try:
         proto = onnx.ModelProto.FromString(_content(path))
     except (ProtobufError, MemoryError):
         raise ModelError(f"model '{path}': it is not an ONNX file, or it is cut short") from None

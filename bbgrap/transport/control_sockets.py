@@ -79,3 +79,13 @@ def check_address(address: str) -> str:
         examples = f"for example tcp://127.0.0.1:{DEFAULT_PORT} or tcp://[::1]:{DEFAULT_PORT}"
         raise UsageError(f"address '{address}': expected tcp://HOST:PORT, {examples}")
     return f"tcp://{host}:{port}"
+
+
+def check_host(host: str, option: str) -> None:
+    """Check that a text is a host name or an address, without a scheme and a port.
+
+    Raises:
+        UsageError: if it is not.
+    """
+    if any(character in "/ #" for character in host) or (":" in host and not (host.startswith("[") and host.endswith("]"))):
+        raise UsageError(f"{option} '{host}': expected a host name or an address, without tcp:// and port, like 10.0.0.7 or [fd00::7]")

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import assert_never
 
 from bbgrap.cluster.types import COORDINATOR
-from bbgrap.errors import AccessError, BbgrapError
+from bbgrap.errors import AccessError, BbgrapError, UsageError
 from bbgrap.protocol.client_messages import Ask, Cancel, ClientAnswer, ClientMessage, EndSequence, Failed, Fault, ForkSequence
 from bbgrap.protocol.key_messages import (
     MAX_KEY_NAME_BYTES,
@@ -159,7 +159,7 @@ class KeyRing:
                 case _:
                     assert_never(message)
         except BbgrapError as error:
-            return _refused_call(message, str(error))
+            return _refused_call(message, str(error), Fault.of(error))
         except OSError as error:
             # A disk that is full may have room again: a node that has just started shall not be away for good.
             why = f"keys: nothing has changed, for they cannot be written: {error.strerror or error}"
@@ -230,7 +230,7 @@ class KeyRing:
     def _rotate(self, message: RotateToken) -> TokenMade:
         old = self._find(message.name)
         if old.kind == NODE:
-            raise AccessError(f"'{old.name}' is a node: it has no token; to let it enrol anew, revoke it")
+            raise UsageError(f"'{old.name}' is a node: it has no token; to let it enrol anew, revoke it")
         now = self._clock()
         ends = now + message.grace_s
         replaced = replace(old, name=self._name_of_replaced(old.name), expires=min(old.expires or ends, ends))
@@ -250,7 +250,7 @@ class KeyRing:
         found = self._named(name)
         if found is None:
             names = ", ".join(f"'{entry.name}'" for entry in self._valid_entries())
-            raise AccessError(f"no valid token or node is called '{name}'; there are {names}")
+            raise UsageError(f"no valid token or node is called '{name}'; there are {names}")
         return found
 
     def _named(self, name: str) -> KeyRecord | None:
@@ -262,9 +262,9 @@ class KeyRing:
 
     def _check_name(self, name: str) -> None:
         if not name or name != name.strip() or not name.isprintable() or name in {COORDINATOR, LOCAL}:
-            raise AccessError(f"name '{name[:40]}': expected a printable name other than '{COORDINATOR}' and '{LOCAL}'")
+            raise UsageError(f"name '{name[:40]}': expected a printable name other than '{COORDINATOR}' and '{LOCAL}'")
         if self._named(name) is not None:
-            raise AccessError(f"the name '{name}' is taken by another token or node; choose another, or revoke that one")
+            raise UsageError(f"the name '{name}' is taken by another token or node; choose another, or revoke that one")
 
     def _statuses(self, connections: Callable[[bytes], int]) -> tuple[KeyStatus, ...]:
         return tuple(self._status(entry, connections(key)) for key, entry in self._entries.items())
@@ -301,7 +301,7 @@ def _role(text: str) -> Role:
     try:
         return Role(text)
     except ValueError:
-        raise AccessError(f"role '{text[:40]}': expected one of {', '.join(role.value for role in Role)}") from None
+        raise UsageError(f"role '{text[:40]}': expected one of {', '.join(role.value for role in Role)}") from None
 
 
 class NoKeys:
@@ -350,5 +350,5 @@ def refused(message: AgentMessage | ClientMessage | KeyMessage, why: str) -> Fai
     return Failed(message.call, Fault.ACCESS, why)
 
 
-def _refused_call(message: KeyMessage, why: str, *, retry: bool = False) -> Failed | Refused:
-    return Refused(why, retry) if isinstance(message, Enrol) else Failed(message.call, Fault.ACCESS, why)
+def _refused_call(message: KeyMessage, why: str, fault: Fault = Fault.ACCESS, *, retry: bool = False) -> Failed | Refused:
+    return Refused(why, retry) if isinstance(message, Enrol) else Failed(message.call, fault, why)

@@ -10,10 +10,11 @@ from typing import Annotated
 
 import typer
 
-from bbgrap.errors import BbgrapError
+from bbgrap.errors import BbgrapError, UsageError
 from bbgrap.observing.logs import LogFormat, write_logs
 from bbgrap.settings.options import SettingsCommand
 from bbgrap.settings.version import Version
+from bbgrap.standard_streams import open_closed_streams
 
 
 class DataPlaneMode(Enum):
@@ -58,9 +59,15 @@ def main(
     """Coordinate agents."""
     os.umask(0o077)  # what is kept, by this process and its children, is its user's alone
     write_logs(log_format, verbose=verbose)
+    from bbgrap.transport.control_sockets import check_address, check_host
     from bbgrap_coordinator.planning import PlanningQueues
     from bbgrap_coordinator.service import serve
 
+    try:
+        check_address(bind)
+        check_host(advertise, "--advertise")
+    except UsageError as error:  # unlike what may be in use by others, it stays wrong however often this is started
+        raise typer.BadParameter(str(error)) from None
     try:
         with PlanningQueues() as planners:
             serve(
@@ -89,6 +96,7 @@ app.command(cls=SettingsCommand)(main)
 
 def run() -> None:
     """Start the command line."""
+    open_closed_streams()
     app(prog_name="bbgrap-coordinator")
 
 

@@ -40,6 +40,11 @@ def test_what_may_pass_ends_it_so_that_units_start_it_again(command, tmp_path):
     ]
 
 
+def test_what_stays_wrong_ends_it_so_that_units_do_not_start_it_again(command):
+    done = ended(command("--name", "a", "--advertise", "tcp://10.0.0.7:70"))
+    assert (done.returncode, "--advertise 'tcp://10.0.0.7:70': expected a host name" in done.stderr) == (2, True)
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_an_agent_that_waits_for_its_coordinator_says_so_and_can_be_stopped(command, tmp_path, number):
     """The first process of a container ignores what it has no handler for."""

@@ -201,6 +201,13 @@ def test_a_reader_that_goes_away_is_no_error():
     assert done.stderr == ""
 
 
+def test_what_is_printed_to_a_closed_stream_goes_nowhere(run):
+    closed = "bbgrap plan zoo:tiny --agents 2 --planner bbgrap >&- <&-"
+    done = subprocess.run(["bash", "-c", closed], stderr=subprocess.PIPE, text=True)
+    assert (done.returncode, "fault" in done.stderr) == (0, False), done.stderr
+    assert run("top", "--once", "--every", "inf").exit_code == 2
+
+
 @pytest.mark.parametrize(
     ("error", "exit_code", "said"),
     [

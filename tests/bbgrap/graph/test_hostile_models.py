@@ -74,6 +74,7 @@ def test_limits_are_of_whole_models():
         (models.doubling(onnx_limits.MAX_CALLS + 1, 1), "more than 100 deep"),
         (models.doubling(17), "nodes, those in bodies and functions included"),
         (inside, "more than 65536 bytes"),
+        (models.model([models.relu("x", name)], {"x": (4,)}, [name]), "output 'n.*': its name has more than 1024 bytes"),
     ):
         with pytest.raises(ModelError, match=said):
             check_limits(proto)

@@ -110,6 +110,13 @@ def test_a_missing_file_is_named(tmp_path):
         read_model(tmp_path / "nowhere.onnx")
 
 
+def test_a_path_that_is_no_text_is_refused_in_words(tmp_path):
+    path = tmp_path / "m\udcff.onnx"
+    path.write_bytes(model_of([RELU], {"x": [4]}, {"y": [4]}).SerializeToString())
+    with pytest.raises(ModelError, match="its path is no text in UTF-8"):
+        read_model(path)
+
+
 def test_what_the_checker_says_refuses_no_file(load, tmp_path):
     load([helper.make_node("Nonsense", ["x"], ["y"])], {"x": [4]}, {"y": [4]})
     assert "Nonsense" in checker_fault(tmp_path / "model.onnx")

@@ -18,7 +18,7 @@ from typing import TypeVar
 import zmq
 from bbgrap_agent.enrolment import KeyFile
 
-from bbgrap.errors import AccessError, BbgrapError
+from bbgrap.errors import AccessError, BbgrapError, UsageError
 from bbgrap.protocol.client_messages import Hello
 from bbgrap.protocol.directions import TO_COORDINATOR
 from bbgrap.protocol.roles import Role
@@ -101,7 +101,7 @@ def guests_revoked(world: World, targets: tuple[str, ...], seconds: float) -> No
     while True:
         try:
             write_token(world.machines.home, GUESTS, world.connection.create_token(GUESTS, "client"))
-        except AccessError as error:
+        except (AccessError, UsageError) as error:
             if time.monotonic() > until:
                 raise
             # Made, but its text was lost on its way: then it is made again.

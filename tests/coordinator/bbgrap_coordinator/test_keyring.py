@@ -254,11 +254,12 @@ def test_a_name_belongs_to_the_machine_that_lives(house):
     assert "this key is known already" in answer.reason
 
 
-def test_names_and_roles_that_are_none_are_refused(house):
-    for message in (CreateToken(1, "king", "x", 0.0), CreateToken(1, "client", JOIN, 0.0), CreateToken(1, "client", "", 0.0)):
+def test_names_and_roles_that_are_none_are_wrong_usage(house):
+    made = (CreateToken(1, "king", "x", 0.0), CreateToken(1, "client", JOIN, 0.0), CreateToken(1, "client", "", 0.0))
+    for message in (*made, RevokeToken(1, "nobody"), RotateToken(1, "nobody", 0.0)):
         answer, _ = house.do(message)
         assert isinstance(answer, Failed)
-        assert answer.fault is Fault.ACCESS
+        assert answer.fault is Fault.USAGE
 
 
 def test_there_are_only_so_many_keys_and_those_taken_back_go_first(house, monkeypatch):

@@ -1,0 +1,41 @@
+"""How the command begins."""
+
+import os
+import shlex
+import subprocess
+import sys
+
+import pytest
+
+ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith("BBGRAP_")}
+
+
+@pytest.mark.parametrize("wrong", [("--bind", "127.0.0.1:x"), ("--bind", ""), ("--advertise", "tcp://10.0.0.7:70")])
+def test_what_stays_wrong_ends_it_so_that_units_do_not_start_it_again(tmp_path, wrong):
+    command = [
+        sys.executable,
+        "-m",
+        "bbgrap_coordinator.main",
+        "--state-dir",
+        str(tmp_path),
+        "--bind",
+        "127.0.0.1:0",
+        *wrong,
+        "--until-eof",
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT, timeout=60, check=False, input="")
+    assert (done.returncode, "expected" in done.stderr) == (2, True), done.stderr
+
+
+def test_it_serves_without_standard_streams(tmp_path):
+    """As it is started by what makes daemons."""
+    command = [sys.executable, "-m", "bbgrap_coordinator.main", "--state-dir", str(tmp_path), "--bind", "127.0.0.1:0"]
+    with subprocess.Popen(
+        ["bash", "-c", f"exec {shlex.join(command)} >&- <&-"], stderr=subprocess.PIPE, text=True, env=ENVIRONMENT
+    ) as process:
+        try:
+            assert any("on other machines" in line for line in process.stderr)
+            process.terminate()
+            assert process.wait(30) == 0
+        finally:
+            process.kill()
