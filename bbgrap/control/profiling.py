@@ -108,7 +108,7 @@ class Profiling:
         self._numbers = count(1)
         self._again_at = 0.0
         self._failed: dict[str, tuple[float, float]] = {}
-        """How long to wait, and until when, before a node is measured in the background again; by name."""
+        """How long to wait, and until when, before a node is measured again by itself; by name."""
         self.has_news = False
         """Whether there are profiles that plans have not been told of."""
 
@@ -205,14 +205,17 @@ class Profiling:
                     done += self._begin_links(running, *running.unlinked.popleft(), now)
                 case _Round(turns=()) as running:
                     self._round = None
-                    done += [*self._keep(running), *(running.answer() if running.identity else self._note(running, now))]
+                    told = self._note(running, now)
+                    done += [*self._keep(running), *(running.answer() if running.identity else told)]
                 case running:
                     return [*done, *running.progress()]
 
     def _begin_round(self, identity: RoutingId, message: MeasureNodes, now: float) -> list[CoordinatorInstruction]:
         """Ask everybody at once; agents that went while the call waited are none of its nodes."""
-        members = self._named(message.name) if identity else self._due(now)
-        members = [member for member in members if message.again or self._is_unknown(member)]
+        members = self._named(message.name)
+        if not message.again:
+            due = self._due(now)
+            members = [member for member in members if member in due and self._is_unknown(member)]
         turns = {member.identity: _Turn(member, Measure(next(self._numbers)), now, now) for member in members}
         self._round = _Round(identity, message.call, turns)
         return [ToAgent(turn.member.identity, turn.question) for turn in turns.values()]
@@ -258,7 +261,7 @@ class Profiling:
         return [member for member in self.members.alive() if self._failed.get(member.name, (0.0, 0.0))[1] <= now]
 
     def _note(self, running: _Round, now: float) -> list[CoordinatorInstruction]:
-        """Say how a round has ended that nobody called for. What has failed may have ended a worker: it is tried again ever more seldom."""
+        """Return what is said of a round that nobody called for. What has failed may have ended a worker: it is tried ever more seldom."""
         done: list[CoordinatorInstruction] = [Log(f"measured {profile.name}") for profile in running.done]
         known = {profile.name for profile in running.without_links}
         for profile in running.done:

@@ -130,7 +130,10 @@ class EndSequence:
 
 @dataclass(frozen=True, slots=True)
 class MeasureNodes:
-    """Measure one agent and its links, or all of them (empty name); without `again` only those that nothing is known of yet."""
+    """Measure one agent and its links, or all of them (empty name).
+
+    Without `again` only those that nothing is known of, unless that has failed lately.
+    """
 
     call: int
     name: Annotated[str, Length(200)]

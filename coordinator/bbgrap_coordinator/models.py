@@ -37,6 +37,9 @@ MAX_ARRIVING_BYTES = MAX_MODEL_BYTES
 MAX_ARRIVING = 64
 """Files on their way; one that got nothing for `IDLE_S` makes room for another."""
 
+MAX_OF_CLIENT = 16
+"""Of these, files of one client: others have places, too."""
+
 IDLE_S = 30.0
 """A client sends its next piece when the last one is stored: nobody who is still there takes so long."""
 
@@ -147,14 +150,19 @@ class ModelStore:
         if size > free:
             kept = f"beside {MIN_FREE_BYTES >> 20} MiB that stay free"
             raise OSError(errno.ENOSPC, f"a file of {size} bytes; there is room for {max(0, free)} {kept}")
-        if len(self._arriving) >= MAX_ARRIVING:
-            oldest = min(self._arriving, key=lambda other: self._arriving[other].heard)
-            if now - self._arriving[oldest].heard < IDLE_S:
-                raise OSError(errno.ENOSPC, f"{MAX_ARRIVING} files are on their way already; try again later")
-            self._drop(oldest)
+        self._find_place([other for other in self._arriving if other[0] == key[0]], MAX_OF_CLIENT, "of this client ", now)
+        self._find_place(list(self._arriving), MAX_ARRIVING, "", now)
         self._parts += 1
         entry = self._arriving[key] = _Arriving(self.directory / f"{key[1]}.{self._parts}.part", size, now)
         return entry
+
+    def _find_place(self, taken: list[tuple[RoutingId, str]], most: int, whose: str, now: float) -> None:
+        """Let another file be on its way beside those that are: the one silent for longest makes room."""
+        if len(taken) >= most:
+            oldest = min(taken, key=lambda other: self._arriving[other].heard)
+            if now - self._arriving[oldest].heard < IDLE_S:
+                raise OSError(errno.ENOSPC, f"{most} files {whose}are on their way already; try again later")
+            self._drop(oldest)
 
     def _append(self, entry: _Arriving, content: bytes | memoryview) -> None:
         if entry.received + len(content) > entry.size:

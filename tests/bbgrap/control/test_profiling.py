@@ -211,6 +211,20 @@ def test_what_fails_in_the_background_is_tried_ever_more_seldom_and_said():
     assert measuring(wire) == {"b": "Measure"}
 
 
+def test_who_cannot_be_measured_is_not_measured_for_every_session_that_would_like_to_know():
+    wire = joined_wire("a")
+    first = measure(wire, again=False)
+    finish(wire, "a", "no memory")
+    assert wire.answer(first).fault is c.Fault.EXECUTION
+    second = measure(wire, again=False)
+    assert wire.answer(second) == c.Profiles(second, ())
+    measure(wire)
+    assert measuring(wire) == {"a": "Measure"}
+    finish(wire, "a", "no memory")
+    wire.wait(65.0)
+    assert measuring(wire) == {"a": "Measure"}
+
+
 def test_what_nobody_called_for_is_broken_off_when_something_else_is_to_be_done():
     wire = ready_wire("a", "b")
     wire.wait(35.0)

@@ -192,6 +192,19 @@ def test_room_on_the_disk_and_uploads_are_bounded(tmp_path, monkeypatch):
     assert "bytes are on their way" in busy(write(store, 2, b"2345", client=b"2"))
 
 
+def test_no_client_takes_the_places_of_all_others(tmp_path, monkeypatch):
+    store = ModelStore(tmp_path)
+    monkeypatch.setattr(models, "MAX_OF_CLIENT", 2)
+    digests = [hashlib.sha256(bytes([number])).hexdigest() for number in range(4)]
+    done = [write(store, 0, b"0", digest, b"1") for digest in digests[:3]]
+    assert [piece.received for piece in done] == [1, 1, 0]
+    assert (done[2].is_busy, "2 files of this client are on their way" in done[2].fault) == (True, True)
+    assert write(store, 0, b"0", client=b"2").received == 1
+    now = models.time.monotonic() + models.IDLE_S
+    monkeypatch.setattr(models.time, "monotonic", lambda: now)
+    assert write(store, 0, b"0", digests[3], b"1").received == 1
+
+
 @pytest.mark.parametrize(("number", "is_busy"), [(errno.ENOSPC, True), (errno.EDQUOT, True), (errno.EACCES, False), (errno.EIO, False)])
 def test_a_full_disk_is_a_reason_to_come_again_and_logged_once(tmp_path, monkeypatch, caplog, number, is_busy):
     def fails(*_):
