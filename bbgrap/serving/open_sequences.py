@@ -73,8 +73,9 @@ class OpenSequences:
                     raise self._unknown(part)
                 yield SequenceTurn(opened.runs, part.is_last, opened.answered)
                 opened.answered, opened.has_ended = opened.answered + 1, part.is_last
-            if part.is_first and opened.before is not None:
+            if opened.before is not None:
                 _close(opened.before[1])
+                opened.before = None
             if part.is_last:
                 self._forget(part, opened)
         except StateLostError:
@@ -100,17 +101,16 @@ class OpenSequences:
         )
 
     def _begin(self, part: SequenceParameters) -> _OpenSequence:
-        name: int | str | None = part.sequence
-        # What was sent before is answered before.
-        turn = self._open[part.sequence].turn if part.sequence in self._open else asyncio.Lock()
-        if part.sequence not in self._open:
-            name = None
-            if len(self._open) >= self._most:
-                name = next((name for name, opened in self._open.items() if not opened.requests), None)
-                if name is None:
-                    raise RefusedError(Refusal.BUSY, f"requests of {self._most} sequences run, no more are begun (--max-sequences)")
-        before = None if name is None else (name, self._open.pop(name))
-        opened = self._open[part.sequence] = _OpenSequence(self._session.sequence(self._initial), turn, before=before)
+        opened = _OpenSequence(self._session.sequence(self._initial))
+        if part.sequence in self._open:
+            opened.before = part.sequence, self._open.pop(part.sequence)
+            opened.turn = opened.before[1].turn  # what was sent before is answered before
+        elif len(self._open) >= self._most:
+            idle = next((name for name, other in self._open.items() if not other.requests), None)
+            if idle is None:
+                raise RefusedError(Refusal.BUSY, f"requests of {self._most} sequences run, no more are begun (--max-sequences)")
+            opened.before = idle, self._open.pop(idle)
+        self._open[part.sequence] = opened
         return opened
 
     def _forget(self, part: SequenceParameters, opened: _OpenSequence) -> None:

@@ -1,6 +1,7 @@
 """Sequences over the protocol, from a real process on a real cluster: each answers as plain onnxruntime does with its state in memory."""
 
 import asyncio
+import gc
 import json
 import threading
 
@@ -11,6 +12,7 @@ import pytest
 from bbgrap.planners.options import PlanOptions
 from bbgrap.serving.infer_request import part_of
 from bbgrap.serving.model import ServedModel
+from bbgrap.session.sequence import StatefulRuns
 from bbgrap.session.state_pairs import StateText
 from tests.sequence_models import HEADS, SIZE, WIDTH, Alone, decoder, lstm
 from tests.serving.clients import Grpc, binary_body
@@ -208,14 +210,32 @@ def test_requests_behind_a_start_that_failed_are_part_of_nothing(cluster, tmp_pa
     requests = [(feed, part("a", start=True)), (wrong, part("a", start=True)), (feed, part("a"))]
 
     async def all_of_it():
-        got = await in_order(model, cluster.connection, requests)
-        return [*got, *await in_order(model, cluster.connection, [(feed, part("a"))])]
+        got = await in_order(model, requests)
+        return [*got, *await in_order(model, [(feed, part("a"))])]
 
     first, _, behind, last = asyncio.run(all_of_it())
     alone = Alone(lstm(), *LSTM)
     for answer in (first, last):
         np.testing.assert_allclose(answer, alone.run(feed)[0], rtol=1e-5, atol=1e-6)
     assert "is not open: begin it with sequence_start" in str(behind)
+
+
+def test_sequences_that_have_made_room_are_not_remembered(cluster, tmp_path):
+    (tmp_path / "lstm.onnx").write_bytes(lstm())
+    model = ServedModel.load("lstm", "1", tmp_path / "lstm.onnx", cluster.connection, PlanOptions("single"), 60.0, StateText("auto", {}), 1)
+    feed, before = sound(np.random.default_rng(12)), living_runs()
+
+    async def one_after_the_other():
+        for name in "abcd":
+            await in_order(model, [(feed, part(name, start=True))])
+
+    asyncio.run(one_after_the_other())
+    assert living_runs() == before + 1
+
+
+def living_runs():
+    gc.collect()
+    return sum(isinstance(thing, StatefulRuns) for thing in gc.get_objects())
 
 
 def test_a_request_that_was_given_up_is_no_part_of_its_sequence(http):
