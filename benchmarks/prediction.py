@@ -29,9 +29,8 @@ from bbgrap.engine.load import load_graph
 from bbgrap.engine.prepare import fit
 from bbgrap.local import LocalCluster
 from bbgrap.planners.bbgrap import all_descriptions
-from bbgrap.planners.options import PlanOptions
+from bbgrap.planners.options import AUTO, PlanOptions
 from bbgrap.planners.plan import Plan
-from bbgrap.planners.registry import AUTO
 from bbgrap.planners.single import plan_whole
 from bbgrap.program.statistics import statistics_of
 from bbgrap.session import InferenceSession

@@ -33,7 +33,7 @@ from bbgrap.errors import ExecutionError
 from bbgrap.graph.onnx_io import write_graph
 from bbgrap.graph.types import Array
 from bbgrap.local import LocalCluster
-from bbgrap.planners.registry import AUTO
+from bbgrap.planners.options import AUTO
 from bbgrap.session.prepared_plan import PreparedPlan
 from bbgrap.session.sequence import StatefulRuns
 from bbgrap.zoo import training

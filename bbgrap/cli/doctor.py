@@ -116,8 +116,7 @@ def _predicted(model: str, given: GivenInputs, nodes: tuple[NodeStatus, ...]) ->
     from bbgrap.doctor.one_more_node import check_model, cluster_of
     from bbgrap.engine.load import load_graph
     from bbgrap.engine.prepare import fit
-    from bbgrap.planners.options import PlanOptions
-    from bbgrap.planners.registry import AUTO
+    from bbgrap.planners.options import AUTO, PlanOptions
 
     path = find_model(model)
     graph = load_graph(path, read_inputs(path, given).shapes)

@@ -81,7 +81,8 @@ def plan_options(
     Raises:
         UsageError: if there is no such planner or split, or the grid is none.
     """
-    from bbgrap.planners.registry import AUTO, NAMES
+    from bbgrap.planners.options import AUTO
+    from bbgrap.planners.registry import NAMES
 
     planner = planner or ("bbgrap" if split or grid else AUTO)
     split = split or _DEFAULT_SPLIT

@@ -17,7 +17,7 @@ from typing import Literal
 from bbgrap.control.coordinator_instructions import Base, CoordinatorInstruction, Log
 from bbgrap.control.loading import Loading
 from bbgrap.control.plans import ServedPlan, Variant
-from bbgrap.planners.registry import AUTO
+from bbgrap.planners.options import AUTO
 from bbgrap.protocol.client_messages import Fault
 
 GROWTH = 2.0

@@ -17,7 +17,7 @@ from bbgrap.control.planning import Planning
 from bbgrap.control.plans import ServedPlan, Variant
 from bbgrap.control.stalls import USUAL, is_unusual, state_on_its_way_s
 from bbgrap.control.variants import PROBE_WITHIN_S, TIMING_S, LeastFinishTime, Timing
-from bbgrap.planners.registry import AUTO
+from bbgrap.planners.options import AUTO
 from bbgrap.protocol.tensors import synthetic_inputs
 
 REST_S = 0.05

@@ -25,10 +25,10 @@ from bbgrap.errors import PlanError
 from bbgrap.graph import Graph
 from bbgrap.graph.dynamic_ranges import form_with, forms_of
 from bbgrap.planners.bbgrap import all_descriptions
-from bbgrap.planners.options import CLOCK_FACTOR, PlanOptions, Split
+from bbgrap.planners.options import AUTO, CLOCK_FACTOR, PlanOptions, Split
 from bbgrap.planners.pieces import Pieces
 from bbgrap.planners.plan import Plan, Tile, verify_plan
-from bbgrap.planners.registry import AUTO, SPLITTING, make_plan
+from bbgrap.planners.registry import SPLITTING, make_plan
 from bbgrap.planners.scale import scaled
 from bbgrap.planners.single import whole_plans
 from bbgrap.program.dictionaries import dictionary_devices_of

@@ -15,9 +15,8 @@ from bbgrap.compiler.memory import needed_bytes, overfull, state_bytes
 from bbgrap.control.planned_variant import PlannedVariant
 from bbgrap.graph import Graph
 from bbgrap.planners.bbgrap import all_descriptions
-from bbgrap.planners.options import PlanOptions, TransferType
+from bbgrap.planners.options import AUTO, PlanOptions, TransferType
 from bbgrap.planners.plan import Plan, verify_plan
-from bbgrap.planners.registry import AUTO
 from bbgrap.planners.single import plan_whole, whole_plans
 from bbgrap.program.dictionaries import dictionary_devices_of
 from bbgrap.report.plan_report import report_of

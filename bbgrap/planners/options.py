@@ -19,6 +19,9 @@ TRANSFER_TYPES: tuple[TransferType, ...] = get_args(TransferType)
 InputValues = Literal["auto", "any", "few"]
 INPUT_VALUES: tuple[InputValues, ...] = get_args(InputValues)
 
+AUTO = "auto"
+"""The planner that searches (`bbgrap.auto`): it needs programs and a clock, so it lives above all others."""
+
 MAX_TOP = 1 << 20
 """Elements of an output that are wanted of it. Chosen: more than any vocabulary has words."""
 

@@ -16,7 +16,7 @@ from bbgrap.planners.icml18 import plan_icml18
 from bbgrap.planners.layerwise import plan_layerwise
 from bbgrap.planners.model_parallel import plan_model_parallel
 from bbgrap.planners.one_weird_trick import plan_one_weird_trick
-from bbgrap.planners.options import PlanOptions
+from bbgrap.planners.options import AUTO, PlanOptions
 from bbgrap.planners.pipeline import plan_pipeline
 from bbgrap.planners.plan import Plan, Tiles, verify_plan
 from bbgrap.planners.single import plan_single
@@ -52,9 +52,6 @@ PLANNERS: Mapping[str, Planner] = {
 
 SPLITTING = ("bbgrap", "fewer-exchanges")
 """Those that cut along `options.split`."""
-
-AUTO = "auto"
-"""The planner that searches (`bbgrap.auto`): it needs programs and a clock, so it lives above."""
 
 NAMES: tuple[str, ...] = (*PLANNERS, AUTO)
 """All names that a user may ask for."""

@@ -14,8 +14,7 @@ from bbgrap.control.sequences import IDLE_S
 from bbgrap.costmodel.timeline import Timeline
 from bbgrap.errors import ClusterUnavailableError, ExecutionError, UnsupportedError
 from bbgrap.graph.types import Array
-from bbgrap.planners.options import PlanOptions
-from bbgrap.planners.registry import AUTO
+from bbgrap.planners.options import AUTO, PlanOptions
 from bbgrap.serving.datatypes import datatype_of
 from bbgrap.serving.open_sequences import OpenSequences, SequenceTurn
 from bbgrap.serving.statistics import Statistics

@@ -27,8 +27,7 @@ from bbgrap.graph.onnx_metadata import ModelMetadata, metadata_of
 from bbgrap.graph.onnx_read import OnnxModel, read_model, structure_fault
 from bbgrap.graph.onnx_top_k import with_top_outputs
 from bbgrap.graph.types import Array
-from bbgrap.planners.options import PlanOptions, Split
-from bbgrap.planners.registry import AUTO
+from bbgrap.planners.options import AUTO, PlanOptions, Split
 from bbgrap.protocol.client_messages import RunResult
 from bbgrap.protocol.limits import is_plain_name
 from bbgrap.report.trace import Trace, clock_error_s, timeline_of

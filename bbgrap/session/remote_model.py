@@ -21,8 +21,7 @@ import numpy as np
 
 from bbgrap.errors import ExecutionError, InputError
 from bbgrap.graph.types import Array, DType
-from bbgrap.planners.options import InputValues, PlanOptions
-from bbgrap.planners.registry import AUTO
+from bbgrap.planners.options import AUTO, InputValues, PlanOptions
 from bbgrap.program.dictionaries import have_few_values
 from bbgrap.protocol.client_messages import Fault, ModelPrepared, PrepareModel, RunModel, RunResult
 from bbgrap.protocol.limits import MAX_HEADER_BYTES, MAX_MESSAGE_BYTES, MAX_PAYLOAD_FRAMES, MAX_TENSOR_BYTES

@@ -24,9 +24,9 @@ from bbgrap.engine.sessions import make_session
 from bbgrap.errors import BbgrapError, ModelError
 from bbgrap.graph import Array, Graph
 from bbgrap.planners.bbgrap import all_descriptions
-from bbgrap.planners.options import SPLITS, PlanOptions
+from bbgrap.planners.options import AUTO, SPLITS, PlanOptions
 from bbgrap.planners.plan import Plan, verify_plan
-from bbgrap.planners.registry import AUTO, make_plan
+from bbgrap.planners.registry import make_plan
 from bbgrap.tdl import Descriptions
 from tests.conformance.suite import Run
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from bbgrap.cluster import Cluster, NodeProfile
-from bbgrap.planners.options import SPLITS, PlanOptions, Split
-from bbgrap.planners.registry import AUTO, NAMES
+from bbgrap.planners.options import AUTO, SPLITS, PlanOptions, Split
+from bbgrap.planners.registry import NAMES
 
 NODES = (2, 3, 5)
 UNEVEN = (3.0, 1.0, 7.0, 2.0, 2.0)
