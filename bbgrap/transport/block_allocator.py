@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 ALIGN = 4096
@@ -26,6 +27,9 @@ class BlockAllocator:
         """Start with everything free; `start` is a multiple of `ALIGN`."""
         self.start, self.stop = start, start + size
         self._blocks: list[_Block] = []
+
+    def __iter__(self) -> Iterator[tuple[int, int]]:
+        return iter([(block.start, block.stop) for block in self._blocks])
 
     def take(self, nbytes: int) -> int | None:
         """Return where a new block with one holder begins; None if there is no room."""

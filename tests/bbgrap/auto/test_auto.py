@@ -70,7 +70,7 @@ def test_legal_right_and_never_predicted_slower_than_the_others(graph: Graph, cl
         assert found.score.seconds <= alone.seconds
     for name, planner in PLANNERS.items():
         for split in SPLITS if name == "bbgrap" else ("rows",):
-            other = evaluator.score(planner(graph, cluster, PlanOptions(name, split), descriptions).tiles)
+            other = evaluator.score(planner(graph, cluster, PlanOptions(name, split), descriptions))
             assert found.score.seconds <= other.seconds * (1 + 1e-9), f"{name} by {split}"
     feeds = random_feeds(graph)
     values = all_values(graph, feeds)

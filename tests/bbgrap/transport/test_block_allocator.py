@@ -10,10 +10,6 @@ START, SIZE = 4 * ALIGN, 16 * ALIGN
 STEPS = st.lists(st.tuples(st.sampled_from(["take", "hold", "drop"]), st.integers(0, 6 * ALIGN)), max_size=60)
 
 
-def places(blocks):
-    return [(block.start, block.stop) for block in blocks._blocks]
-
-
 @given(STEPS)
 def test_blocks_are_disjoint_and_live_as_long_as_they_have_holders(steps):
     blocks, held = BlockAllocator(START, SIZE), []
@@ -35,14 +31,14 @@ def test_blocks_are_disjoint_and_live_as_long_as_they_have_holders(steps):
             else:
                 blocks.drop(inside)
                 held.remove(offset)
-        taken = places(blocks)
+        taken = list(blocks)
         assert [start for start, _ in taken] == sorted(set(held))
         assert all(stop - start >= sizes[start] for start, stop in taken)
         edges = [START, *(edge for block in taken for edge in block), START + SIZE]
         assert edges == sorted(edges)
     for offset in held:
         blocks.drop(offset)
-    assert places(blocks) == []
+    assert list(blocks) == []
     assert blocks.take(SIZE) == START
 
 
@@ -63,4 +59,4 @@ def test_what_no_block_has_can_be_neither_held_nor_dropped(offset):
     for change in (blocks.hold, blocks.drop):
         with pytest.raises(LookupError, match="no block"):
             change(offset)
-    assert places(blocks) == [(START, START + ALIGN)]
+    assert list(blocks) == [(START, START + ALIGN)]
