@@ -182,10 +182,10 @@ def cell(graph: Graph, cluster: Cluster) -> dict[str, Any]:
     for name, planner in PLANNERS.items():
         for split in SPLITS if name == "bbgrap" else ("rows",):
             try:
-                plan = planner(graph, cluster, PlanOptions(name, split), descriptions)
+                tiles = planner(graph, cluster, PlanOptions(name, split), descriptions)
             except BbgrapError:
                 continue
-            score = evaluator.score(plan.tiles)
+            score = evaluator.score(tiles)
             if not score.excess:
                 others[f"{name}:{split}" if name == "bbgrap" else name] = 1e3 * score.seconds
     alone = []

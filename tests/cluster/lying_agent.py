@@ -31,7 +31,7 @@ def compute(self: Deployment, segment: int, inputs: Sequence[Array]) -> Sequence
 if __name__ == "__main__":
     if sys.argv[1:3] == WORKER:
         Deployment.compute = compute  # type: ignore[method-assign]
-        worker.main(sys.argv[3:])
+        worker.main(sys.argv[3])
     else:
         nanny._SAFELY = (*nanny._SAFELY, "-m", "tests.cluster.lying_agent")
         main.run()
