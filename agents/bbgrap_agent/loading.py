@@ -67,7 +67,7 @@ def load(
             loaded = how(deploy.schedule, deploy.segments, loader)
             further = None if deploy.further is None else how(deploy.further, deploy.segments, loader)
     finally:
-        store.loaded(deploy.digests)
+        store.loaded(deploy.weight_types)
     _log.info("epoch %d: %d segments, %d sessions made for them", deploy.epoch, len(deploy.segments), shared.made - before)
     names = tuple(s.name for s in deploy.segments)
     with ending_after(_WARM_UP_S):

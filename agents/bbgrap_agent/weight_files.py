@@ -88,7 +88,7 @@ class DeployedFiles:
 
     def note(self, deploy: Deploy) -> None:
         """Note the files of a deployment, before its worker loads it."""
-        for digest in deploy.digests:
+        for digest in deploy.weight_types:
             path = weight_file(self._directory, digest)
             # What is not on disk is in the worker's memory.
             with suppress(OSError):

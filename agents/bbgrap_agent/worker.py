@@ -257,7 +257,7 @@ class Worker:
                 deploy, self._store, self._join.threads, settings.coordinator_host, self._shared, compiling=settings.compiling
             )
         except ModelError:
-            if damaged := self._store.damaged(deploy.digests):
+            if damaged := self._store.damaged(deploy.weight_types):
                 return DeploymentLoaded(deploy.epoch, 0.0, missing=damaged)
             raise
         finally:

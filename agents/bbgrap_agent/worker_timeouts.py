@@ -61,8 +61,8 @@ class WorkerTimeouts:
 
     def allow(self, deploy: Deploy) -> None:
         """A deployment is to be loaded."""
-        weights = {ref.digest: ref.type.nbytes or 0 for segment in deploy.segments for ref in segment.weights.values()}
-        self._allowed[deploy.epoch] = LOAD_S + sum(weights.values()) / LOAD_BYTES_PER_S + APART_S * deploy.schedule.device
+        nbytes = sum(kind.nbytes for kind in deploy.weight_types.values())
+        self._allowed[deploy.epoch] = LOAD_S + nbytes / LOAD_BYTES_PER_S + APART_S * deploy.schedule.device
 
     def look(self, doing: WorkerActivity, now: float, *, stopped: bool) -> str:
         """Return why the worker is to be ended, or an empty text."""

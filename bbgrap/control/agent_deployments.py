@@ -238,4 +238,4 @@ def _fetch(deployment: _Deployment, missing: tuple[str, ...], now: float) -> lis
 
 
 def _check(deploy: Deploy) -> CheckWeights:
-    return CheckWeights(deploy.epoch, deploy.digests)
+    return CheckWeights(deploy.epoch, tuple(deploy.weight_types))

@@ -64,7 +64,7 @@ class Blame:
             loaded = self._has_ended_one(message.loading, message.ended_by, by_loading=True)
             if loaded and not computed:
                 return self._blame(member, message, message.loading, None, now)
-            if computed and not loaded and (variant := self.loading.find(message.epoch)) is not None and not variant.plan.is_proven:
+            if computed and not loaded and (variant := self.loading.by_epoch.get(message.epoch)) is not None and not variant.plan.is_proven:
                 return self._blame(member, message, message.epoch, request, now)
             self._doubts[member.name] = _Doubt(member, message, request)
             if request is not None:
@@ -93,7 +93,7 @@ class Blame:
         return done
 
     def _blame(self, member: Member, message: WorkerLost, epoch: int, request: Request | None, now: float) -> list[CoordinatorInstruction]:
-        variant = self.loading.find(epoch)
+        variant = self.loading.by_epoch.get(epoch)
         if variant is None or variant.plan.quarantine:
             return []
         plan, by_loading = variant.plan, epoch != message.epoch
@@ -119,7 +119,7 @@ class Blame:
 
     def _deaths(self, epoch: int) -> list[Death]:
         """Return how the workers ended that a plan with an epoch has ended, or one of those that count together with it."""
-        variant = self.loading.find(epoch)
+        variant = self.loading.by_epoch.get(epoch)
         return [] if variant is None else [death for plan in self._alike(variant.plan) for death in plan.deaths]
 
     def _has_ended_one(self, epoch: int, ended_by: EndedBy, *, by_loading: bool) -> bool:

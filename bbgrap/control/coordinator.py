@@ -236,7 +236,7 @@ class CoordinatorMachine:
             case Deployed():
                 return self._on_deployed(member, message, now)
             case DeploymentFailed():
-                variant = self.loading.find(message.epoch)
+                variant = self.loading.by_epoch.get(message.epoch)
                 if variant is None or member.name not in variant.parts:
                     return []
                 return self._on_deployment_failed(member, variant, message.reason, now)
@@ -275,7 +275,7 @@ class CoordinatorMachine:
         return [*done, *self.recovery.forgotten(member, now)]
 
     def _on_deployed(self, member: Member, message: Deployed, now: float) -> list[CoordinatorInstruction]:
-        variant = self.loading.find(message.epoch)
+        variant = self.loading.by_epoch.get(message.epoch)
         done = [*self.blame.cleared(member, message.epoch, now), *self.loading.deployed(member, message.epoch, now)]
         if variant is not None and variant.is_ready and (variant.plan.is_standby or variant.plan.timed == variant.job):
             done += self.loading.saved(variant.plan, variant.job)

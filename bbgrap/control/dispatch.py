@@ -237,7 +237,7 @@ class Requests:
 
     def _go_on_replaying(self, request: Request, now: float) -> list[CoordinatorInstruction]:
         """Run what comes next of a sequence whose state is made anew, under a new number."""
-        variant = self.loading.find(request.epoch)
+        variant = self.loading.by_epoch.get(request.epoch)
         if variant is None or request.sequence is None:
             return []
         del variant.queue.running[request.number]
@@ -263,7 +263,7 @@ class Requests:
 
     def _answer(self, request: Request, event: RequestDone, records: tuple[Record, ...], now: float | None) -> list[CoordinatorInstruction]:
         """Answer a request; one that ended just `now` tells how fast its variant is."""
-        variant = self.loading.find(request.epoch)
+        variant = self.loading.by_epoch.get(request.epoch)
         if variant is None:
             return []
         if request.sequence is not None:
@@ -306,7 +306,7 @@ class Requests:
 
     def failed_on(self, member: Member, message: RequestFailed) -> list[CoordinatorInstruction]:
         """Fail a request that failed on an agent that takes part in it."""
-        variant = self.loading.find(message.epoch)
+        variant = self.loading.by_epoch.get(message.epoch)
         if variant is None or member.name not in variant.parts:
             return []
         if message.request == self.verifying.running and variant.queue.running.get(message.request) is not None:
@@ -350,7 +350,7 @@ class Requests:
         done = [*self.synthetic.overdue(now), *self.verifying.overdue(now), *self.table.forgotten()]
         for request in [r for r in self.open.values() if now > r.deadline]:
             state = "ran" if request.tracker.state == "running" else "waited"
-            if state == "ran" and (variant := self.loading.find(request.epoch)) is not None:
+            if state == "ran" and (variant := self.loading.by_epoch.get(request.epoch)) is not None:
                 variant.plan.ran_late = not variant.plan.is_proven
             reason = f"request {request.number}: its deadline of {request.message.deadline_s:g} s passed while it {state}"
             done += self.table.fail(request.number, "deadline", Fault.EXECUTION, reason)

@@ -68,10 +68,6 @@ class Loading:
         self.touched.pop(plan, None)
         self.touched[plan] = None
 
-    def find(self, epoch: int) -> Variant | None:
-        """Return the variant of that epoch."""
-        return self.by_epoch.get(epoch)
-
     def of_member(self, name: str) -> list[Variant]:
         """Return the variants that an agent has a part in."""
         return [variant for variant in self.by_epoch.values() if name in variant.parts]
@@ -82,11 +78,11 @@ class Loading:
 
     def loaded_bytes(self, name: str, *, standbys: bool = False) -> int:
         """Return the bytes of the weights that an agent has been told to load: all, or those of standbys; equal ones count once."""
-        sizes: dict[str, int] = {}
+        types: dict[str, TensorType] = {}
         for variant in self.of_member(name):
             if variant.tracker.state != "waiting" and (variant.plan.is_standby or not standbys):
-                sizes.update({r.digest: r.type.nbytes for s in variant.parts[name].segments for r in s.weights.values()})
-        return sum(sizes.values())
+                types |= variant.parts[name].weight_types
+        return sum(kind.nbytes for kind in types.values())
 
     def packed_bytes(self, name: str, but: Collection[int] = ()) -> int:
         """Return the bytes of the weights that kernels of an agent have packed, or will: equal segments once; without these epochs."""
@@ -190,8 +186,7 @@ class Loading:
         variant.tracker.move("WeightsMissing")
         if member.name in variant.pending:
             variant.pending[member.name] = now
-        segments = variant.parts[member.name].segments
-        types: dict[str, TensorType] = {ref.digest: ref.type for s in segments for ref in s.weights.values()}
+        types = variant.parts[member.name].weight_types
         wanted = [d for d in digests if d in types]
         size = sum(types[d].nbytes for d in wanted)
         log = Log(f"epoch {epoch} sends weights to '{member.name}': {len(wanted)} slices, {size:,} bytes", node=member.name, epoch=epoch)

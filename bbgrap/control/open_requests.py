@@ -110,7 +110,7 @@ class OpenRequests:
         """Forget a request here, and everywhere it may still run."""
         request.tracker.move(event)
         how: Ending = "done" if event == "finished" else "cancelled" if event == "Cancel" else "failed"
-        variant = self._loading.find(request.epoch)
+        variant = self._loading.by_epoch.get(request.epoch)
         self._counts.ended(request.caller[0], request.plan, how)
         self._statistics.ended(request, how, self.now, None if variant is None else variant.queue.running[request.number])
         del self.by_number[request.number], self.by_caller[request.caller]

@@ -126,7 +126,7 @@ class Variant:
     def weight_bytes(self, name: str) -> int:
         """Return the bytes of the weights that an agent holds of it."""
         part = self.parts.get(name)
-        return 0 if part is None else sum({r.digest: r.type.nbytes for s in part.segments for r in s.weights.values()}.values())
+        return 0 if part is None else sum(kind.nbytes for kind in part.weight_types.values())
 
     def took(self, seconds: float) -> None:
         """Learn how long a request took."""

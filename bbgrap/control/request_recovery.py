@@ -92,7 +92,7 @@ class RequestRecovery:
         beat = member.beat
         if not beat.request or beat.seconds <= FORGOTTEN_S or now - member.reminded <= FORGOTTEN_S:
             return []
-        variant = self._loading.find(beat.epoch)
+        variant = self._loading.by_epoch.get(beat.epoch)
         wanted = {number for _, number, _, _ in self._synthetic.running()} | (set() if variant is None else variant.queue.running.keys())
         if beat.request in wanted or (beat.seconds < PATIENCE_S and self._sequences.is_left_by(beat.request)):
             return []

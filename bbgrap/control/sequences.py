@@ -116,7 +116,7 @@ class Sequences:
         self._enter(other, now)
         other.is_open = False
         self._kept += sum(each.price for each in given or ())
-        shared = [KeepState(known.epoch, known.number, other.number)] if self._loading.find(known.epoch) is not None else []
+        shared = [KeepState(known.epoch, known.number, other.number)] if self._loading.by_epoch.get(known.epoch) is not None else []
         self._forget_inputs()
         return [*done, *shared, *self._make_room()]
 
@@ -143,13 +143,13 @@ class Sequences:
         return self._left_behind(sequence)
 
     def _left_behind(self, sequence: Sequence) -> list[CoordinatorInstruction]:
-        return [KeepState(sequence.epoch, sequence.number)] if self._loading.find(sequence.epoch) is not None else []
+        return [KeepState(sequence.epoch, sequence.number)] if self._loading.by_epoch.get(sequence.epoch) is not None else []
 
     # --- where they run -----------------------------------------------------------------------------------------------------------
 
     def home(self, sequence: Sequence) -> Variant | None:
         """Return the variant that has the state, if it can be reached or will be soon."""
-        home = self._loading.find(sequence.epoch)
+        home = self._loading.by_epoch.get(sequence.epoch)
         return home if home is not None and home.is_ready and not home.plan.quarantine else None
 
     def homes(self, epoch: int) -> int:

@@ -38,7 +38,7 @@ def is_stuck(member: Member, loading: Loading) -> bool:
     beat = member.beat
     if not beat.request or beat.seconds <= STUCK_S or beat.request in loading.members.ended:
         return False
-    variant = loading.find(beat.epoch)
+    variant = loading.by_epoch.get(beat.epoch)
     return variant is None or is_unusual(variant, beat.seconds)
 
 

@@ -136,7 +136,7 @@ class SyntheticRequests:
 
     def _must_wait(self, plan: ServedPlan, timing: Timing, epoch: int, now: float, is_running: bool) -> bool:
         """Whether a plan's next synthetic request waits for something else than requests of clients."""
-        variant = self._loading.find(epoch)
+        variant = self._loading.by_epoch.get(epoch)
         if variant is not None and not variant.takes_requests:
             # Its links are being tried.
             return True
@@ -291,7 +291,7 @@ class SyntheticRequests:
         for proof in self._proofs.values():
             yield proof.variant, proof.number, proof.started, self._usual(proof.plan)
         for plan, timing in self._timed():
-            variant = None if timing.probe is None else self._loading.find(timing.probe.epoch)
+            variant = None if timing.probe is None else self._loading.by_epoch.get(timing.probe.epoch)
             if timing.probe is not None and variant is not None:
                 yield variant, timing.probe.number, timing.probe.started, self._usual(plan)
 

@@ -288,9 +288,9 @@ class Deploy:
     further: Schedule | None = None
 
     @property
-    def digests(self) -> tuple[str, ...]:
-        """Its weights, each once."""
-        return tuple({ref.digest: None for segment in self.segments for ref in segment.weights.values()})
+    def weight_types(self) -> dict[str, TensorType]:
+        """Its weights, each once: their digests and types."""
+        return {ref.digest: ref.type for segment in self.segments for ref in segment.weights.values()}
 
     @property
     def is_whole(self) -> bool:

@@ -99,7 +99,7 @@ def test_what_a_dead_worker_had_is_loaded_by_the_next_one():
 def test_weights_that_were_damaged_before_they_were_loaded_are_asked_for_again():
     agent = Driven()
     agent.deploy(1, ready=False)
-    digest = deploy_of(1).digests[0]
+    digest = next(iter(deploy_of(1).weight_types))
     agent.handle(ae.DeploymentLoaded(1, 0.0, missing=(digest,)))
     assert agent.said == [m.WeightsMissing(1, (digest,))]
     agent.handle(ae.WeightArrived(digest, 16, complete=True))

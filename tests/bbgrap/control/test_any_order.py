@@ -69,7 +69,7 @@ def test_agent(moves, data):
                     fault = data.draw(st.sampled_from(["", "damaged"]))
                     events.append(ae.WeightArrived(instruction.digest, 16, complete=True, fault=fault))
                 if isinstance(instruction, Deploy):
-                    outcomes = st.sampled_from([("",), ("no",), ("", instruction.digests)])
+                    outcomes = st.sampled_from([("",), ("no",), ("", tuple(instruction.weight_types))])
                     events.append(ae.DeploymentLoaded(instruction.epoch, 0.1, *data.draw(outcomes)))
         assert len(machine._deployments.by_epoch) <= MAX_DEPLOYMENTS
 

@@ -288,7 +288,7 @@ def test_a_request_that_is_taken_back_keeps_its_place():  # 1004185: behind 90 o
     oldest = min(requests.open.values(), key=lambda request: request.number)
     assert oldest.tracker.state == "running"
     assert oldest.plan.waiting
-    requests.recovery.take_back(wire.coordinator.loading.find(oldest.epoch), [oldest.number])
+    requests.recovery.take_back(wire.coordinator.loading.by_epoch.get(oldest.epoch), [oldest.number])
     requests.go_on(wire.now)
     assert oldest.tracker.state == "running"
 

@@ -56,7 +56,7 @@ def let_go_on(wire, seconds):
 
 def served_by(wire):
     """The names of what the requests in flight run on."""
-    return [wire.coordinator.loading.find(start.epoch).name for start in wire.started.values()]
+    return [wire.coordinator.loading.by_epoch.get(start.epoch).name for start in wire.started.values()]
 
 
 def test_a_plan_that_was_asked_for_by_name_answers_what_comes_together():  # 4

@@ -193,7 +193,7 @@ def test_a_large_state_that_is_on_its_way_again_is_waited_for():
     call = wire.run_of(1, 0, *[1] * (4 << 20))
     wire.until_answered(call)
     assert [total(wire, 1, step, 1) for step in range(1, 4)] == [(4 << 20) + step for step in range(1, 4)]
-    home = wire.coordinator.loading.find(next(iter(wire.coordinator.requests.sequences._known.values())).epoch)
+    home = wire.coordinator.loading.by_epoch.get(next(iter(wire.coordinator.requests.sequences._known.values())).epoch)
     wire.crash(wire.agent(next(iter(home.parts))))
     call = wire.run_of(1, 4, 1)
     wire.wait(1.0)
@@ -232,7 +232,7 @@ def recovered(wire):
 def test_where_the_model_takes_it_all_requests_run_again_as_one():
     wire = counters("a", "b", joinings=JOININGS)
     assert [total(wire, 1, step, step) for step in range(6)] == [0, 1, 3, 6, 10, 15]
-    home = wire.coordinator.loading.find(next(iter(wire.coordinator.requests.sequences._known.values())).epoch)
+    home = wire.coordinator.loading.by_epoch.get(next(iter(wire.coordinator.requests.sequences._known.values())).epoch)
     wire.crash(wire.agent(next(iter(home.parts))))
     wire.ran.clear()
     assert total(wire, 1, 6, 6) == 21
@@ -243,7 +243,7 @@ def test_where_the_model_takes_it_all_requests_run_again_as_one():
 def test_what_is_refused_as_one_is_run_again_one_by_one():
     wire = counters("a", "b", joinings=JOININGS)
     assert [total(wire, 1, step, step) for step in range(6)] == [0, 1, 3, 6, 10, 15]
-    home = wire.coordinator.loading.find(next(iter(wire.coordinator.requests.sequences._known.values())).epoch)
+    home = wire.coordinator.loading.by_epoch.get(next(iter(wire.coordinator.requests.sequences._known.values())).epoch)
     wire.crash(wire.agent(next(iter(home.parts))))
     wire.most = 1
     wire.ran.clear()

@@ -213,7 +213,7 @@ def test_an_agent_that_comes_back_loads_first_what_was_asked_for_last(wire):
 
     def watch(agent, instruction):
         if isinstance(instruction, Deploy) and agent.name == "b":
-            variant = wire.coordinator.loading.find(instruction.epoch)
+            variant = wire.coordinator.loading.by_epoch.get(instruction.epoch)
             loaded.append((variant.plan.model, variant.plan.is_standby))
         carry(agent, instruction)
 

@@ -127,7 +127,7 @@ def test_a_proof_waits_for_state_on_its_way_and_is_repeated_if_that_is_lost(monk
 def test_a_kernel_of_a_proof_that_is_taken_back_may_take_as_long_as_before():
     wire, _, number = proving(ALONE_S)
     (start,) = wire.started.values()
-    variant = wire.coordinator.loading.find(start.epoch)
+    variant = wire.coordinator.loading.by_epoch.get(start.epoch)
     abandons = [
         done
         for done in wire.coordinator.requests.synthetic.taken_back(variant, is_lost=True)

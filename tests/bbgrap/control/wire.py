@@ -264,7 +264,7 @@ class Wire:
             if set(names) <= able and not self.is_cut(names):
                 del self.started[number]
                 self.now += self.seconds.get(names, 0.0)
-                host = len(self.coordinator.loading.find(start.epoch).nodes)
+                host = len(self.coordinator.loading.by_epoch.get(start.epoch).nodes)
                 outputs = (m.TensorHeader("y", DType.UINT8, (1,)),)
                 payload = (next((self.lies[name] for name in names if name in self.lies), b"y"),)
                 self.to_coordinator(ce.RequestDone(number, outputs, payload, record_of(host) if start.record else None))
