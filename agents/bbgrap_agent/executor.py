@@ -16,12 +16,11 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Protocol
 
 from bbgrap.errors import BbgrapError, RemoteProtocolError
 from bbgrap.graph.types import Array
 from bbgrap.protocol.data import Frame, Kind, SequenceStart, unpack_number
-from bbgrap.protocol.messages import BytesLike, Peer
+from bbgrap.protocol.messages import BytesLike, Peer, Recorded, RequestFailed
 from bbgrap.runtime.execution import Execution, Kernel, SendParts
 from bbgrap.runtime.recording import Clock
 from bbgrap.transport.data import Arrival, DataPlane, OnBroken, nobody_listens
@@ -30,7 +29,7 @@ from bbgrap.transport.pings import MAX_PONG_BYTES, PingAnswers
 from bbgrap_agent.deployment import Deployment
 from bbgrap_agent.early_messages import EarlyMessages, RequestKey
 from bbgrap_agent.progress import WorkerProgress
-from bbgrap_agent.recording import OnRecord, Recorder
+from bbgrap_agent.recording import Recorder
 from bbgrap_agent.sequence_states import SequenceStates
 
 MAX_RUNNING = 64
@@ -44,15 +43,6 @@ SPIN_S = 200e-6
 """How long to wait busily for the next message of a request that runs."""
 
 _OF_REQUESTS = frozenset({Kind.DATA, Kind.START, Kind.RECORD, Kind.STATE})
-
-
-class OnFailure(Protocol):
-    """Tells the coordinator that a request failed here; `lost`: the state that it goes on from is not here."""
-
-    def __call__(self, epoch: int, request: int, reason: str, *, lost: bool = False) -> None:
-        """Say it."""
-
-
 _NOBODY: tuple[str, Callable[[int], None]] = ("", lambda number: None)
 
 _log = logging.getLogger("bbgrap.agent")
@@ -81,15 +71,14 @@ class Executor:
     def __init__(
         self,
         plane: DataPlane,
-        on_failure: OnFailure,
-        on_record: OnRecord,
+        say: Callable[[RequestFailed | Recorded], None],
         clock: Clock = time.perf_counter_ns,
         *,
         on_broken: OnBroken = nobody_listens,
         progress: WorkerProgress | None = None,
         states: SequenceStates | None = None,
     ) -> None:
-        """Own a data plane; `on_failure(epoch, request, reason)` and `on_record(epoch, request, record)` are called from this thread.
+        """Own a data plane; `say` is called from this thread with what the coordinator is to hear.
 
         `on_broken(address, reason)` is called from a thread of the data plane: messages to that address may be lost. Which kernel runs is
         shown in `progress`.
@@ -98,7 +87,7 @@ class Executor:
         self._progress = progress
         plane.admit = self._admits
         plane.on_broken = on_broken
-        self._on_failure = on_failure
+        self._say = say
         self._states = states or SequenceStates()
         self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._deployments: dict[int, Deployment] = {}
@@ -108,7 +97,7 @@ class Executor:
         self._early = EarlyMessages()
         self._ended: OrderedDict[RequestKey, None] = OrderedDict()
         self._void_before = 0
-        self._recorder = Recorder(plane, clock, on_record)
+        self._recorder = Recorder(plane, clock, say)
         self._pings = PingAnswers(plane)
         self._awaited: dict[int, tuple[str, Callable[[int], None]]] = {}
         self._warnings = PeerWarnings(_log)
@@ -237,7 +226,7 @@ class Executor:
         elif frame.kind is Kind.DATA:
             parts = deployment.parts_in(frame, arrival)
             for other in self._early.keep(key, (arrival.sender, frame.source), frame.message, parts, len(arrival.payload)):
-                self._on_failure(*other, f"busy: device {frame.source} is too far ahead of the host; its messages were forgotten")
+                self._say(RequestFailed(*other, f"busy: device {frame.source} is too far ahead of the host; its messages were forgotten"))
 
     def _deliver(self, running: _Running, frame: Frame, arrival: Arrival) -> None:
         running.execution.deliver(frame.message, running.deployment.parts_in(frame, arrival))
@@ -262,7 +251,7 @@ class Executor:
         """Begin a request, with what came for it before; None if too many run, or the state is gone that it goes on from."""
         if self._is_full(deployment):
             self._end(key)
-            self._on_failure(*key, f"busy: {len(self._running)} requests run on this agent")
+            self._say(RequestFailed(*key, f"busy: {len(self._running)} requests run on this agent"))
             return None
         held: Sequence[Array] = ()
         if start is not None and (key[0], start.before) in self._running:
@@ -274,7 +263,7 @@ class Executor:
             then = deployment.reading if start.reads else deployment.further
             if start.before and (found is None or then is None):
                 self._end(key)
-                self._on_failure(*key, f"the state of sequence {start.sequence} is not here{self._states.why(owner)}", lost=True)
+                self._say(RequestFailed(*key, f"the state of sequence {start.sequence} is not here{self._states.why(owner)}", lost=True))
                 return None
             if start.before and then is not None and found is not None:
                 deployment, held = then, found
@@ -329,7 +318,7 @@ class Executor:
         except (BbgrapError, ValueError, KeyError, IndexError, TypeError, MemoryError) as error:
             self._end(key)
             self._recorder.drop(key)
-            self._on_failure(key[0], key[1], str(error))
+            self._say(RequestFailed(*key, str(error)))
             return
         if finished:
             if running.sequence:

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 
 from bbgrap.graph.types import Array
 from bbgrap.protocol.data import Frame, Kind, pack_number, unpack_number
-from bbgrap.protocol.messages import BytesLike
-from bbgrap.runtime.recording import Clock, Record, RecordedExecution, RoundTrip, labels_of
+from bbgrap.protocol.messages import BytesLike, Recorded
+from bbgrap.runtime.recording import Clock, RecordedExecution, RoundTrip, labels_of
 from bbgrap.transport.data import DataPlane
 from bbgrap_agent.deployment import Deployment
 from bbgrap_agent.early_messages import RequestKey
@@ -25,8 +25,6 @@ ROUND_TRIPS = 8
 
 MAX_RECORDINGS = 64
 """Recorded requests that a coordinator may leave unfinished; the oldest makes room."""
-
-OnRecord = Callable[[int, int, Record], None]
 
 
 @dataclass(slots=True)
@@ -46,11 +44,11 @@ class Recorder:
     Invariants: the data plane is connected to the host of every recording.
     """
 
-    def __init__(self, plane: DataPlane, clock: Clock, on_record: OnRecord) -> None:
-        """Use the executor's data plane; `on_record(epoch, request, record)` is called from its thread."""
+    def __init__(self, plane: DataPlane, clock: Clock, say: Callable[[Recorded], None]) -> None:
+        """Use the executor's data plane; `say` is called from its thread."""
         self._plane = plane
         self._clock = clock
-        self._on_record = on_record
+        self._say = say
         self._recordings: dict[RequestKey, _Recording] = {}
 
     @property
@@ -109,4 +107,4 @@ class Recorder:
             return
         self.drop(key)
         labels = labels_of(recording.execution.schedule, recording.segments)
-        self._on_record(*key, recording.execution.record(labels).moved(recording.best))
+        self._say(Recorded(*key, recording.execution.record(labels).moved(recording.best)))

@@ -53,9 +53,7 @@ from bbgrap.protocol.messages import (
     Measured,
     MeasureLinks,
     Peer,
-    Recorded,
     Release,
-    RequestFailed,
     TryLinks,
     WeightChunk,
 )
@@ -120,8 +118,7 @@ class Worker:
         self._identity = identity
         self._executor = Executor(
             plane,
-            self._failed,
-            lambda epoch, request, record: self._say(Recorded(epoch, request, record)),
+            self._say,
             on_broken=self._broken,
             progress=progress,
             states=SequenceStates(settings.state_bytes or int(PART * join.memory_bytes) or DEFAULT_BYTES),
@@ -156,9 +153,6 @@ class Worker:
         except Exception:  # without its executor a worker is of no use; the nanny starts another
             _log.exception("the executor failed")
             os._exit(EXECUTOR_FAILED)
-
-    def _failed(self, epoch: int, request: int, reason: str, *, lost: bool = False) -> None:
-        self._say(RequestFailed(epoch, request, reason, lost))
 
     def _broken(self, address: str, reason: str) -> None:
         self._answered.lost(address)

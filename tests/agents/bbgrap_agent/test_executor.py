@@ -13,7 +13,7 @@ from bbgrap_agent.executor import Executor
 
 from bbgrap.graph.types import DType
 from bbgrap.protocol.data import Frame, Kind
-from bbgrap.protocol.messages import Peer
+from bbgrap.protocol.messages import Peer, Recorded, RequestFailed
 from bbgrap.runtime.execution import SlicePlan
 from bbgrap.runtime.schedule import BufferSpec, LocalPart, LocalReceive, LocalRun, LocalSend, Schedule
 from bbgrap.transport.data import Arrival
@@ -35,8 +35,7 @@ class Bench:
         self.clock = itertools.count(0, 10)
         self.executor = Executor(
             self.plane,
-            lambda *failure: self.failures.append(failure),
-            lambda *record: self.records.append(record),
+            lambda said: (self.records if isinstance(said, Recorded) else self.failures).append(said),
             lambda: next(self.clock),
         )
         self.peer.connect(self.plane.address)
@@ -131,7 +130,7 @@ def test_a_kernel_error_fails_the_request_and_nothing_else():
         bench.send(bench.host, HOST, request, 1, value)
         bench.send(bench.peer, PEER, request, 2, 0)
     bench.step()
-    assert bench.failures == [(7, 1, "segment 'first': bad luck")]
+    assert bench.failures == [RequestFailed(7, 1, "segment 'first': bad luck")]
     assert bench.answers() == {2: [6, 6]}
 
 
@@ -140,8 +139,8 @@ def test_a_kernel_that_breaks_the_plan_fails_the_request():
     bench.send(bench.host, HOST, 1, 1, 5)
     bench.send(bench.peer, PEER, 1, 2, 0)
     bench.step()
-    ((_, _, reason),) = bench.failures
-    assert "the plan says float[2], the kernel gave float32[1]" in reason
+    (failed,) = bench.failures
+    assert "the plan says float[2], the kernel gave float32[1]" in failed.reason
 
 
 def test_dropped_requests_and_removed_deployments_are_forgotten():
@@ -181,8 +180,8 @@ def test_early_messages_of_one_sender_push_out_its_own_only(monkeypatch):
         header = Frame(Kind.DATA, PEER, 7, request, 2).to_bytes()
         bench.executor.accept(Arrival(header, np.ones(2, np.float32).data.cast("B"), "6.6.6.6"))
     assert bench.executor._early.nbytes < 30_000
-    assert [failure[:2] for failure in bench.failures] == [(7, request) for request in range(len(bench.failures))]
-    assert "busy" in bench.failures[0][2]
+    assert [(failed.epoch, failed.request) for failed in bench.failures] == [(7, request) for request in range(len(bench.failures))]
+    assert "busy" in bench.failures[0].reason
     bench.send(bench.host, HOST, 500, 1, 10)
     bench.step()
     assert bench.answers() == {500: [11, 11]}
@@ -240,8 +239,8 @@ def test_requests_that_run_are_bounded(monkeypatch):
             bench.send(bench.host, HOST, request, 1, 1, epoch=epoch)
     bench.step()
     assert sorted(bench.executor._running) == [*((7, request) for request in range(13)), *((8, request) for request in range(7))]
-    assert [failure[:2] for failure in bench.failures] == [(7, 13), *((8, request) for request in range(7, 14))]
-    assert bench.failures[0][2] == "busy: 13 requests run on this agent"
+    assert [(failed.epoch, failed.request) for failed in bench.failures] == [(7, 13), *((8, request) for request in range(7, 14))]
+    assert bench.failures[0].reason == "busy: 13 requests run on this agent"
     bench.send(bench.host, HOST, 13, 1, 1)
     bench.step()
     assert len(bench.failures) == 8, "it is told once"
@@ -255,7 +254,7 @@ def test_requests_that_run_are_bounded(monkeypatch):
 def test_a_broken_link_is_told_of():
     network, told = InprocNetwork(), []
     plane = network.plane()
-    Executor(plane, lambda *failure: None, lambda *record: None, on_broken=lambda *broken: told.append(broken))
+    Executor(plane, lambda said: None, on_broken=lambda *broken: told.append(broken))
     plane.on_broken("tcp://there:1", "why")
     assert told == [("tcp://there:1", "why")]
 

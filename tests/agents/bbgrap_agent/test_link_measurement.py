@@ -15,7 +15,7 @@ from tests.inproc import InprocNetwork
 @contextmanager
 def running(network):
     """Run an executor in a thread of its own."""
-    executor = Executor(network.plane(), lambda *failure: None, lambda *record: None)
+    executor = Executor(network.plane(), lambda said: None)
     thread = threading.Thread(target=executor.run)
     thread.start()
     try:

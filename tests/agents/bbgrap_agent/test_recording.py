@@ -46,8 +46,9 @@ def test_every_step_is_noted_in_the_time_of_the_host():
     compute(bench)
     assert bench.records == []
     assert compare_clocks(bench) == (list(range(1, ROUND_TRIPS + 1)), [Kind.DATA])
-    ((epoch, request, record),) = bench.records
-    assert (epoch, request, record.device) == (7, 1, 0)
+    (said,) = bench.records
+    record = said.record
+    assert (said.epoch, said.request, record.device) == (7, 1, 0)
     assert [(label.lane, label.number, label.peer, label.bytes) for label in record.labels] == [
         ("receive", 1, HOST, 8),
         ("receive", 2, PEER, 8),

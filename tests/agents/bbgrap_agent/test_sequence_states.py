@@ -9,6 +9,7 @@ from bbgrap_agent.sequence_states import SequenceStates
 from bbgrap.errors import RemoteProtocolError
 from bbgrap.graph.types import DType
 from bbgrap.protocol.data import Frame, Kind, SequenceStart, pack_number, unpack_number
+from bbgrap.protocol.messages import RequestFailed
 from bbgrap.runtime.execution import SlicePlan
 from bbgrap.runtime.schedule import BufferSpec, LocalPart, LocalReceive, LocalRun, LocalSend, Schedule
 from tests.inproc import InprocNetwork
@@ -80,7 +81,7 @@ class Bench:
         network = InprocNetwork()
         self.plane, self.host, self.stranger = network.plane(), network.plane(), network.plane()
         self.failures = []
-        self.executor = Executor(self.plane, lambda *what, lost=False: self.failures.append((*what, lost)), lambda *record: None)
+        self.executor = Executor(self.plane, self.failures.append)
         self.host.connect(self.plane.address)
         self.stranger.connect(self.plane.address)
 
@@ -148,7 +149,7 @@ def test_a_request_whose_state_is_not_computed_after_all_fails_as_lost():
     bench.begin(10, 1, 0)
     bench.run(11, 1, 10, 1)
     bench.executor.drop(7, 10)
-    assert bench.failures == [(7, 11, "the state of sequence 1 is not here", True)]
+    assert bench.failures == [RequestFailed(7, 11, "the state of sequence 1 is not here", lost=True)]
     bench.begin(12, 1, 0)
     bench.run(13, 1, 12, 1)
     bench.executor.remove(7)
@@ -161,7 +162,7 @@ def test_a_request_whose_state_is_not_computed_after_all_fails_as_lost():
 def test_a_request_whose_state_is_not_there_fails_as_lost_and_its_messages_are_dropped():
     bench = Bench()
     bench.run(10, 1, 9, 5)
-    assert bench.failures == [(7, 10, "the state of sequence 1 is not here", True)]
+    assert bench.failures == [RequestFailed(7, 10, "the state of sequence 1 is not here", lost=True)]
     assert bench.answers() == []
     assert not bench.executor._running
 
@@ -179,6 +180,6 @@ def test_only_the_host_says_whose_a_state_is():
     assert bench.answers() == [5, 6, 16, 7]
     bench.host.send(bench.plane.address, share, pack_number(0))
     bench.run(14, 1, 13, 1)
-    assert bench.failures[-1][1] == 14
+    assert bench.failures[-1].request == 14
     bench.executor.remove(7)
     assert bench.executor._states.nbytes == 0
