@@ -313,7 +313,7 @@ def main(argument: str) -> None:
             identity = TlsIdentity.from_bytes(inherited.read())
     memories = None if settings.memories < 0 else MemoryClient(socket.socket(fileno=settings.memories), settings.memory_name)
     listener = socket.socket(fileno=settings.listener)
-    plane = TcpDataPlane("", settings.host, computes=True, listener=listener, identity=identity, memories=memories)
+    plane = TcpDataPlane(listener, settings.host, computes=True, identity=identity, memories=memories)
     fingerprint = "" if identity is None else identity.fingerprint
     join = replace(introduce(settings.name, settings.threads, plane.address), fingerprint=fingerprint)
     Worker(pipe, plane, join, WeightStore(Path(settings.cache_dir)), WorkerProgress(settings.progress), settings, identity).run()

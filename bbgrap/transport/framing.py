@@ -41,12 +41,10 @@ def frame_head(header: BytesLike, payload_bytes: int, place: int | None = None) 
     """
     if place is not None:
         header = _PLACE.pack(place) + header
-    if not 0 < len(header) <= MAX_DATA_HEADER or payload_bytes > MAX_TENSOR_BYTES:
-        raise LocalProtocolError(
-            f"data message: {payload_bytes} bytes exceed the limit of {MAX_TENSOR_BYTES}"
-            if payload_bytes > MAX_TENSOR_BYTES
-            else f"data message: expected a header of 1 to {MAX_DATA_HEADER} bytes, got {len(header)}"
-        )
+    if payload_bytes > MAX_TENSOR_BYTES:
+        raise LocalProtocolError(f"data message: {payload_bytes} bytes exceed the limit of {MAX_TENSOR_BYTES}")
+    if not 0 < len(header) <= MAX_DATA_HEADER:
+        raise LocalProtocolError(f"data message: expected a header of 1 to {MAX_DATA_HEADER} bytes, got {len(header)}")
     return _HEAD.pack(_MAGIC if place is None else _MAGIC_LAID, len(header), payload_bytes) + header
 
 

@@ -83,25 +83,24 @@ class TcpDataPlane:
 
     def __init__(
         self,
-        bind: str,
+        bind: str | socket.socket,
         advertise: str,
         *,
         computes: bool = False,
-        listener: socket.socket | None = None,
         identity: TlsIdentity | None = None,
         memories: MemoryClient | None = None,
     ) -> None:
-        """Listen on `tcp://HOST:PORT` (port 0: a free one; host `*`: all); `advertise` is the host others use.
+        """Listen on `tcp://HOST:PORT` (port 0: a free one; host `*`: all), or on what somebody else has opened with `listen_at`.
 
-        `computes` is for those who do other things between calls of `receive`, and do not poll `fileno`. A `listener` that somebody else
-        has opened with `listen_at` takes the place of `bind`. With an identity every connection is one of TLS, and only those that are
-        allowed may connect: at first nobody. With `memories` payloads from and to devices of this machine are laid in shared memory then.
+        `advertise` is the host others use. `computes` is for those who do other things between calls of `receive`, and do not poll
+        `fileno`. With an identity every connection is one of TLS, and only those that are allowed may connect: at first nobody. With
+        `memories` payloads from and to devices of this machine are laid in shared memory then.
 
         Raises:
             UsageError: if it is no such address.
             BbgrapError: if it cannot be listened on now; that may pass.
         """
-        self._listener = listen_at(bind) if listener is None else listener
+        self._listener = listen_at(bind) if isinstance(bind, str) else bind
         port = self._listener.getsockname()[1]
         self.address = f"tcp://{advertise}:{port}"
         self.admit: Admit = lambda header, size, peer: True
