@@ -14,6 +14,7 @@ forgotten.
 
 from __future__ import annotations
 
+import ipaddress
 import socket
 
 import zmq
@@ -87,5 +88,9 @@ def check_host(host: str, option: str) -> None:
     Raises:
         UsageError: if it is not.
     """
-    if any(character in "/ #" for character in host) or (":" in host and not (host.startswith("[") and host.endswith("]"))):
+    try:
+        is_known = ":" not in host or bool(ipaddress.IPv6Address(host.strip("[]")))
+    except ValueError:
+        is_known = False
+    if not is_known or any(character in "/ #" for character in host):
         raise UsageError(f"{option} '{host}': expected a host name or an address, without tcp:// and port, like 10.0.0.7 or [fd00::7]")

@@ -13,7 +13,7 @@ from bbgrap.protocol.limits import MAX_PAYLOAD_FRAMES
 from bbgrap.transport import frame_pieces
 from bbgrap.transport.control_client import ControlClient, unavailable
 from bbgrap.transport.control_server import ControlServer, key_of
-from bbgrap.transport.control_sockets import check_address
+from bbgrap.transport.control_sockets import check_address, check_host
 from bbgrap.transport.locks import NOBODY
 from bbgrap.transport.wakeup_queue import WakeupQueue
 
@@ -140,6 +140,14 @@ def test_addresses(given, meant):
 def test_bad_addresses(given):
     with pytest.raises(UsageError, match="expected tcp://HOST:PORT"):
         check_address(given)
+
+
+def test_hosts_have_neither_scheme_nor_port():
+    for host in ("", "left.lan", "10.0.0.7", "[fd00::7]", "fd00::7", "fe80::1%eth0"):  # as environments give them
+        check_host(host, "--advertise")
+    for host in ("tcp://left", "left:7070", "tcp://10.0.0.7:70", "[fd00::7]:70", "a b", "left/x"):
+        with pytest.raises(UsageError, match="expected a host name"):
+            check_host(host, "--advertise")
 
 
 @pytest.mark.parametrize(
