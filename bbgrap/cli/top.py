@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import threading
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -20,34 +19,6 @@ if TYPE_CHECKING:
 
 _ANSWERS_WITHIN_S = 2.0
 """After this long a coordinator counts as away."""
-
-
-class _Looks:
-    """Looks at a coordinator, again and again, whether it is there or not."""
-
-    def __init__(self, connection: Connection, token_file: Path | None, insecure: bool) -> None:
-        self._address = connection.address
-        self._token_file = token_file
-        self._insecure = insecure
-        self._connection: Connection | None = connection
-
-    def look(self) -> Status | None:
-        """Return how the cluster is; None: the coordinator is away. One that came back is connected to anew."""
-        from bbgrap.session import connect
-
-        try:
-            if self._connection is None:
-                self._connection = connect(self._address, _ANSWERS_WITHIN_S, token_file=self._token_file, insecure=self._insecure)
-            return self._connection.status(timeout_s=_ANSWERS_WITHIN_S)
-        except (TimeoutError, ClusterUnavailableError):
-            self.close()
-            return None
-
-    def close(self) -> None:
-        """Close the connection, if there is one."""
-        if self._connection is not None:
-            self._connection.close()
-        self._connection = None
 
 
 def top(
@@ -87,11 +58,11 @@ def top(
         # Not by an exception: where it came up, it could be lost. The terminal is left as it was.
         for number in stop_signals():
             signal.signal(number, end)
-        _watch(_Looks(cluster, token_file, insecure), every, ended)
+        _watch(cluster, every, ended)
 
 
-def _watch(looks: _Looks, every: float, ended: threading.Event) -> None:
-    """Show what happens until it is to end."""
+def _watch(cluster: Connection, every: float, ended: threading.Event) -> None:
+    """Show what happens until it is to end, whether the coordinator is there or not: the connection outlasts it."""
     import time
 
     from rich.console import Console
@@ -107,7 +78,7 @@ def _watch(looks: _Looks, every: float, ended: threading.Event) -> None:
     try:
         with Live(console=console, screen=True, auto_refresh=False) as live:
             while not ended.is_set():
-                now = looks.look()
+                now = _look(cluster)
                 if now is not None:
                     shown, seen = top_text(now, rates_between(before, now), console.width, console.height), time.monotonic()
                     before = now
@@ -116,5 +87,11 @@ def _watch(looks: _Looks, every: float, ended: threading.Event) -> None:
                 ended.wait(every)
     except KeyboardInterrupt:
         pass
-    finally:
-        looks.close()
+
+
+def _look(cluster: Connection) -> Status | None:
+    """Return how a cluster is; None: its coordinator is away."""
+    try:
+        return cluster.status(timeout_s=_ANSWERS_WITHIN_S)
+    except (TimeoutError, ClusterUnavailableError):
+        return None
