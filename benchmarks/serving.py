@@ -71,16 +71,14 @@ class Http:
         answer = self._own.connection.getresponse()
         content = answer.read()
         assert answer.status == 200, content
-        got = np.frombuffer(content[int(answer.headers[JSON_LENGTH]) :], np.float32).reshape(self._expected.shape)
-        assert np.allclose(got, self._expected, atol=1e-3), "another answer"
+        _check(np.frombuffer(content[int(answer.headers[JSON_LENGTH]) :], np.float32).reshape(self._expected.shape), self._expected)
 
 
 def latency(cluster: bbgrap.LocalCluster, runs: int) -> dict[str, float]:
     """Return p50 of ResNet50 in milliseconds, both ways in turns."""
-    session, x, expected = session_of(cluster, "resnet50", "single")
+    ask, x, expected = session_of(cluster, "resnet50", "single")
     with server(cluster.address, "resnet50", "single") as place:
-        over_http = Http(place, "resnet50", x, expected)
-        ways: Mapping[str, Run] = {"session": lambda: _check(session.run(None, {"input": x})[0], expected), "http": over_http.run}
+        ways: Mapping[str, Run] = {"session": ask, "http": Http(place, "resnet50", x, expected).run}
         times: dict[str, list[float]] = {name: [] for name in ways}
         for number in range(-3, runs):
             for name, run in ways.items():
@@ -94,13 +92,13 @@ def latency(cluster: bbgrap.LocalCluster, runs: int) -> dict[str, float]:
 
 def throughput(cluster: bbgrap.LocalCluster, requests: int, in_flight: int, blocks: int) -> dict[str, Any]:
     """Return requests per second of MobileNetV2, each way."""
-    session, x, expected = session_of(cluster, "mobilenet_v2", "auto")
+    ask, x, expected = session_of(cluster, "mobilenet_v2", "auto")
     plain, batching = (
         server(cluster.address, "mobilenet_v2", "auto", "--objective", "throughput", *more) for more in ((), ("--max-batch", "4"))
     )
     with plain as place, batching as batching_place:
         ways: Mapping[str, Run] = {
-            "session": lambda: _check(session.run(None, {"input": x})[0], expected),
+            "session": ask,
             "http": Http(place, "mobilenet_v2", x, expected).run,
             "http_batching": Http(batching_place, "mobilenet_v2", x, expected).run,
         }
@@ -123,12 +121,9 @@ def throughput(cluster: bbgrap.LocalCluster, requests: int, in_flight: int, bloc
 
 def processors(cluster: bbgrap.LocalCluster, requests: int, blocks: int) -> dict[str, float]:
     """Return microseconds on processors per request, of each process and both ways."""
-    session, x, expected = session_of(cluster, "mobilenet_v2", "single")
+    ask, x, expected = session_of(cluster, "mobilenet_v2", "single")
     with server(cluster.address, "mobilenet_v2", "single") as place:
-        ways: Mapping[str, Run] = {
-            "session": lambda: _check(session.run(None, {"input": x})[0], expected),
-            "http": Http(place, "mobilenet_v2", x, expected).run,
-        }
+        ways: Mapping[str, Run] = {"session": ask, "http": Http(place, "mobilenet_v2", x, expected).run}
         taken: dict[str, list[float]] = {}
         for number in range(-1, blocks):
             for way, run in ways.items():
@@ -153,13 +148,14 @@ def on_processors() -> dict[str, float]:
     return sums
 
 
-def session_of(cluster: bbgrap.LocalCluster, model: str, planner: str) -> tuple[bbgrap.InferenceSession, Array, Array]:
-    """Return a session that is ready, an input, and the answer to it."""
+def session_of(cluster: bbgrap.LocalCluster, model: str, planner: str) -> tuple[Run, Array, Array]:
+    """Return a request of a session that is ready, its input, and the answer to it."""
     options = bbgrap.PlanOptions(planner, objective="throughput" if planner == "auto" else "latency")
     session = bbgrap.InferenceSession(materialize(model), cluster=cluster, options=options)
     x = np.random.default_rng(0).random((1, 3, 224, 224), np.float32)
     session.prepare({"input": x.shape}, {"input": x})
-    return session, x, session.run(None, {"input": x})[0]
+    expected: Array = session.run(None, {"input": x})[0]
+    return lambda: _check(session.run(None, {"input": x})[0], expected), x, expected
 
 
 def _check(got: Array, expected: Array) -> None:
