@@ -10,16 +10,11 @@ import typer
 from bbgrap.protocol.version import VERSION
 
 
-def version_text() -> str:
-    """Return the versions of bbgrap, onnxruntime and Python."""
-    from importlib.metadata import version
-
-    return f"{VERSION} (onnxruntime {version('onnxruntime')}, Python {platform.python_version()})"
-
-
 def _show(context: typer.Context, wanted: bool) -> None:
     if wanted:
-        typer.echo(f"{context.info_name} {version_text()}")
+        from importlib.metadata import version
+
+        typer.echo(f"{context.info_name} {VERSION} (onnxruntime {version('onnxruntime')}, Python {platform.python_version()})")
         raise typer.Exit
 
 
