@@ -27,16 +27,9 @@ def cluster_of(nodes: Sequence[NodeStatus]) -> Cluster:
     places = Counter(host_of(node.address) for node in nodes)
 
     def profile(node: NodeStatus) -> NodeProfile:
-        known = node.profile or NodeProfile(node.name)
         place = host_of(node.address)
-        return replace(
-            known,
-            name=node.name,
-            threads=known.threads or node.threads,
-            cores=known.cores or node.cores,
-            memory_bytes=known.memory_bytes or node.memory_bytes,
-            machine=place if places[place] > 1 else "",
-        )
+        told = NodeProfile(node.name, cores=node.cores, threads=node.threads, memory_bytes=node.memory_bytes)
+        return replace((node.profile or told).over(told), name=node.name, machine=place if places[place] > 1 else "")
 
     return Cluster(tuple(map(profile, nodes)))
 
