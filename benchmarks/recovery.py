@@ -21,7 +21,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
@@ -52,13 +52,11 @@ Line = dict[str, Any]
 
 @dataclass
 class Bed:
-    """A cluster under load, and the times of what is done to it."""
+    """A cluster under load."""
 
     machines: Machines
     tell: Callable[[str], None]
     history: Path
-    healed: float = 0.0
-    notes: dict[str, Any] = field(default_factory=dict)
 
     def lines(self) -> list[Line]:
         """Return what the clients have noted so far."""
@@ -81,8 +79,6 @@ class Event:
     after_healing: bool = False
     """Whether `within_s` counts from the healing."""
     needs_lan: bool = False
-    hostile: str = ""
-    """The task whose own requests fail."""
     agent: str = ""
     """That shall be used again."""
 
@@ -146,10 +142,10 @@ EVENTS = (
     Event("coordinator-killed", _coordinator_killed, 2.0, after_healing=True),
     Event("coordinator-stopped", _stopped(COORDINATOR, 6.0), 6.5),
     Event("all-killed", _all_killed, 3.0, after_healing=True),
-    Event("killer", _asked("killer", 3, 20.0), 0.5, hostile="killer"),
-    Event("endless", _asked("endless", 1, 5.0), 0.5, hostile="endless"),
-    Event("deadly", _asked("deadly", 3, 20.0), 0.5, hostile="deadly"),
-    Event("stuck", _asked("stuck", 1, 5.0), 0.5, hostile="stuck"),
+    Event("killer", _asked("killer", 3, 20.0), 0.5),
+    Event("endless", _asked("endless", 1, 5.0), 0.5),
+    Event("deadly", _asked("deadly", 3, 20.0), 0.5),
+    Event("stuck", _asked("stuck", 1, 5.0), 0.5),
 )
 
 
@@ -166,12 +162,12 @@ def measure(event: Event, lan: Lan | None, home: Path, model: str) -> dict[str, 
         time.sleep(_CALM_S)
         began = time.monotonic()
         event.happen(bed)
-        bed.healed = time.monotonic()
+        healed = time.monotonic()
         time.sleep(AFTER_S)
         lines = bed.lines()
         tell("stop")
         deaths = sum("the worker of agent" in line for line in machines.log(COORDINATOR).read_text(errors="replace").splitlines())
-    return {**row_of(event, lines, began, bed.healed, model), "workers_ended": deaths}
+    return {**row_of(event, lines, began, healed, model), "workers_ended": deaths}
 
 
 @dataclass(frozen=True)

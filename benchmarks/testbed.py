@@ -133,7 +133,6 @@ class Reached:
 class Testbed:
     """Two places, the address of each, and the coordinator of each cluster."""
 
-    rate: Rate
     places: tuple[Place, Place]
     hosts: tuple[str, str]
     coordinators: tuple[Reached, ...]
@@ -167,7 +166,7 @@ def open_testbed(rate: Rate, locks: Sequence[Lock] = ("tls",)) -> Iterator[Testb
         for number, lock in enumerate(locks):
             port = 0 if rate.bits_per_s is None else _PORT + number
             clusters.append(_cluster(stack, places, f"tcp://{hosts[0]}:{port}", home / f"{lock}{number}", lock))
-        yield Testbed(rate, places, hosts, tuple(clusters))
+        yield Testbed(places, hosts, tuple(clusters))
 
 
 def _cluster(stack: ExitStack, places: Sequence[Place], bind: str, home: Path, lock: Lock) -> Reached:
