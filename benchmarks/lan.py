@@ -79,42 +79,42 @@ class Lan:
 
     def _filter(self, host: str, bytecode: str) -> None:
         if host not in self.filtered:
-            _run("tc", "-n", self.namespace(host), "qdisc", "add", "dev", "eth0", "clsact")
+            run("tc", "-n", self.namespace(host), "qdisc", "add", "dev", "eth0", "clsact")
             self.filtered.add(host)
-        _run("tc", "-n", self.namespace(host), "filter", "add", "dev", "eth0", "ingress", "prio", "1", "bpf", "da", "bytecode", bytecode)
+        run("tc", "-n", self.namespace(host), "filter", "add", "dev", "eth0", "ingress", "prio", "1", "bpf", "da", "bytecode", bytecode)
 
     def open(self, host: str) -> None:
         """Undo `isolate` and `block`."""
         if host in self.filtered:
-            _run("tc", "-n", self.namespace(host), "qdisc", "del", "dev", "eth0", "clsact")
+            run("tc", "-n", self.namespace(host), "qdisc", "del", "dev", "eth0", "clsact")
             self.filtered.discard(host)
 
     def slow(self, host: str, rate: str) -> None:
         """Limit what a host sends, for example to `1mbit`."""
-        _run(
+        run(
             "tc", "-n", self.namespace(host), "qdisc", "add", "dev", "eth0", "root", "tbf", "rate", rate, "burst", "16kb", "latency", "50ms"
         )
 
     def hasten(self, host: str) -> None:
         """Undo `slow`."""
-        _run("tc", "-n", self.namespace(host), "qdisc", "del", "dev", "eth0", "root", check=False)
+        run("tc", "-n", self.namespace(host), "qdisc", "del", "dev", "eth0", "root", check=False)
 
     def reset(self, host: str, other: str) -> None:
         """Reset all TCP connections between two hosts; both ends are told."""
         # The exit status says nothing: ss also looks at sockets that cannot be reset.
-        _run(*self.prefix(host), "ss", "-t", "-K", "dst", self.address(other), check=False)
+        run(*self.prefix(host), "ss", "-t", "-K", "dst", self.address(other), check=False)
 
     # --- making -----------------------------------------------------------------------------------------------------------------
 
     def make(self) -> None:
         """Make hosts and links."""
         hub = self.namespace(HUB)
-        _run("ip", "netns", "add", hub)
+        run("ip", "netns", "add", hub)
         self._ip(HUB, "link", "add", "eth0", "type", "bridge")
         for host in self.hosts:
-            _run("ip", "netns", "add", self.namespace(host))
+            run("ip", "netns", "add", self.namespace(host))
             port = f"to{self.hosts.index(host)}"
-            _run("ip", "link", "add", "eth0", "netns", self.namespace(host), "type", "veth", "peer", "name", port, "netns", hub)
+            run("ip", "link", "add", "eth0", "netns", self.namespace(host), "type", "veth", "peer", "name", port, "netns", hub)
             self._ip(HUB, "link", "set", port, "master", "eth0", "up")
         for host in (HUB, *self.hosts):
             self._ip(host, "addr", "add", f"{self.address(host)}/24", "dev", "eth0")
@@ -124,10 +124,10 @@ class Lan:
     def remove(self) -> None:
         """Remove what there is of it."""
         for host in (*self.hosts, HUB):
-            _run("ip", "netns", "del", self.namespace(host), check=False)
+            run("ip", "netns", "del", self.namespace(host), check=False)
 
     def _ip(self, host: str, *words: str, check: bool = True) -> None:
-        _run("ip", "-n", self.namespace(host), *words, check=check)
+        run("ip", "-n", self.namespace(host), *words, check=check)
 
 
 @contextmanager
@@ -168,7 +168,12 @@ def enter_network(namespace: BinaryIO) -> None:
         raise OSError(code, f"{os.strerror(code)}: namespace", namespace.name)
 
 
-def _run(*command: str, check: bool = True) -> None:
+def run(*command: str, check: bool = True) -> None:
+    """Run a command of the system.
+
+    Raises:
+        UsageError: if it fails, where that is looked at.
+    """
     done = subprocess.run(command, check=False, capture_output=True, text=True)
     if check and done.returncode:
         raise UsageError(f"network: '{' '.join(command)}' failed: {done.stderr.strip()}")

@@ -34,7 +34,7 @@ from bbgrap.bench import bound_to
 from bbgrap.errors import ClusterUnavailableError, UsageError
 from bbgrap.session import Connection
 from bbgrap.transport.credentials import Credentials
-from benchmarks.lan import enter_network
+from benchmarks.lan import enter_network, run
 
 CORES = (0, 1)
 """Of the two machines."""
@@ -202,20 +202,20 @@ def linked(rate: Rate) -> Iterator[tuple[tuple[Place, Place], tuple[str, str]]]:
     names = tuple(f"bbgrap{os.getpid()}-{number}" for number in range(2))
     try:
         for name in names:
-            _system("ip", "netns", "add", name)
-        _system("ip", "link", "add", "eth0", "netns", names[0], "type", "veth", "peer", "name", "eth0", "netns", names[1])
+            run("ip", "netns", "add", name)
+        run("ip", "link", "add", "eth0", "netns", names[0], "type", "veth", "peer", "name", "eth0", "netns", names[1])
         for name, address in zip(names, _ADDRESSES, strict=True):
-            _system("ip", "-n", name, "addr", "add", f"{address}/24", "dev", "eth0")
+            run("ip", "-n", name, "addr", "add", f"{address}/24", "dev", "eth0")
             for device in ("lo", "eth0"):
-                _system("ip", "-n", name, "link", "set", device, "up")
+                run("ip", "-n", name, "link", "set", device, "up")
             limit = ["rate", f"{rate.bits_per_s:.0f}bit", "burst", str(rate.burst_bytes), "latency", "50ms"]
-            _system("tc", "-n", name, "qdisc", "add", "dev", "eth0", "root", "tbf", *limit)
+            run("tc", "-n", name, "qdisc", "add", "dev", "eth0", "root", "tbf", *limit)
             if rate.packet_bytes is not None:
-                _system("ip", "-n", name, "link", "set", "eth0", "gso_max_size", str(rate.packet_bytes))
+                run("ip", "-n", name, "link", "set", "eth0", "gso_max_size", str(rate.packet_bytes))
         yield (Place(names[0], CORES[0]), Place(names[1], CORES[1])), _ADDRESSES
     finally:
         for name in names:
-            subprocess.run(["ip", "netns", "del", name], check=False, capture_output=True)  # noqa: S607 - found on the path of root
+            run("ip", "netns", "del", name, check=False)
 
 
 def at(place: Place, work: Callable[..., R], *arguments: Any) -> R:  # noqa: ANN401 - whatever `work` takes
@@ -368,9 +368,3 @@ def terminable() -> Iterator[None]:
     finally:
         with suppress(ValueError):
             signal.signal(signal.SIGTERM, before)
-
-
-def _system(*command: str) -> None:
-    done = subprocess.run(command, check=False, capture_output=True, text=True)
-    if done.returncode:
-        raise UsageError(f"test-bed: '{' '.join(command)}' failed: {done.stderr.strip()}")
