@@ -104,8 +104,7 @@ class LocalCluster(OwnCluster):
 
     def log(self, name: str, lines: int = 20) -> str:
         """Return the last lines of a child's log."""
-        path = self.logs / f"{name}.log"
-        return "\n".join(path.read_text(errors="replace").splitlines()[-lines:]) if path.exists() else ""
+        return end_of(self.logs / f"{name}.log", lines)
 
     def end(self) -> None:
         """Stop all children."""
@@ -172,6 +171,11 @@ class LocalCluster(OwnCluster):
             for name in sorted(missing):
                 self._check_alive(name, deadline)
             time.sleep(0.02)
+
+
+def end_of(log: Path, lines: int = 20) -> str:
+    """Return the last lines of a log; nothing if it is not there."""
+    return "\n".join(log.read_text(errors="replace").splitlines()[-lines:]) if log.exists() else ""
 
 
 def _environment() -> Mapping[str, str]:

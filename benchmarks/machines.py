@@ -20,6 +20,7 @@ from pathlib import Path
 import psutil
 
 from bbgrap.errors import ClusterUnavailableError
+from bbgrap.local import end_of
 from bbgrap.session import Connection, connect
 from benchmarks.lan import Lan
 from benchmarks.processes import tree
@@ -79,10 +80,9 @@ class Machines:
         """Return a machine's log."""
         return self.home / f"{machine}.log"
 
-    def logged(self, machine: str, lines: int = 20) -> str:
+    def logged(self, machine: str) -> str:
         """Return the end of a machine's log."""
-        path = self.log(machine)
-        return "\n".join(path.read_text(errors="replace").splitlines()[-lines:]) if path.exists() else ""
+        return end_of(self.log(machine))
 
     # --- starting ---------------------------------------------------------------------------------------------------------------
 

@@ -32,6 +32,7 @@ from typing import Any, Literal, TypeVar, get_args
 
 from bbgrap.bench import bound_to
 from bbgrap.errors import ClusterUnavailableError, UsageError
+from bbgrap.local import end_of
 from bbgrap.session import Connection
 from bbgrap.transport.credentials import Credentials
 from benchmarks.lan import enter_network, run
@@ -350,8 +351,7 @@ def _wait(done: Callable[[], bool], process: subprocess.Popen[bytes], log: Path)
     deadline = time.monotonic() + _START_S
     while not done():
         if process.poll() is not None or time.monotonic() > deadline:
-            end = "\n".join(log.read_text(errors="replace").splitlines()[-20:])
-            raise ClusterUnavailableError(f"test-bed: '{log.stem}' did not start; the end of its log:\n{end}")
+            raise ClusterUnavailableError(f"test-bed: '{log.stem}' did not start; the end of its log:\n{end_of(log)}")
         time.sleep(0.02)
 
 

@@ -19,6 +19,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from bbgrap.local import end_of
 from bbgrap.transport.control_client import is_listening
 from bbgrap.transport.credentials import INSECURE, TOKEN, TOKEN_FILE
 
@@ -77,8 +78,7 @@ class OwnedAgent:
 
     def look(self, lines: int = 20) -> AgentView:
         """Return how it is, with the last lines of its log."""
-        text = self._log.read_text(errors="replace") if self._log.exists() else ""
-        return AgentView(self._name, self._place, self._status, "\n".join(text.splitlines()[-lines:]))
+        return AgentView(self._name, self._place, self._status, end_of(self._log, lines))
 
     def kill(self) -> None:
         """End its process at once, as a power cut would; another one is started."""

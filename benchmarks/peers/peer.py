@@ -15,6 +15,7 @@ from pathlib import Path
 
 from bbgrap.errors import ExecutionError
 from bbgrap.graph import Array
+from bbgrap.local import end_of
 from benchmarks.peers.halves import Halves
 from benchmarks.testbed import Place, Reached
 
@@ -81,12 +82,7 @@ class Peer:
         return {name: version(name) for name in self.packages.values()}
 
 
-def end_of(log: Path, lines: int = 12) -> str:
-    """Return the last lines of a process's log, for an error."""
-    return "\n".join(log.read_text(errors="replace").splitlines()[-lines:]) if log.exists() else "no log"
-
-
 def did_not_start(who: str, *logs: Path) -> ExecutionError:
     """Return the error of a peer whose processes are not ready after `START_S`."""
-    ends = "\n".join(f"{log.name}: {end_of(log)}" for log in logs)
+    ends = "\n".join(f"{log.name}: {end_of(log, 12)}" for log in logs)
     return ExecutionError(f"{who}: not ready after {START_S:g} s; the ends of its logs:\n{ends}")
