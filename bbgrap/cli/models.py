@@ -33,9 +33,7 @@ def find_model(text: str) -> Path:
         return zoo.materialize(text.removeprefix(_ZOO))
 
 
-def concrete_shapes(
-    inputs: Sequence[ModelInput], given: Mapping[str, InputShape] | None = None, batch: int | None = None
-) -> dict[str, InputShape]:
+def concrete_shapes(inputs: Sequence[ModelInput], given: Mapping[str, InputShape], batch: int | None) -> dict[str, InputShape]:
     """Return the shape of every input, () for what is no tensor; the file's word stands where nothing is given.
 
     Args:
@@ -47,7 +45,6 @@ def concrete_shapes(
         InputError: if the batch contradicts the shapes, or no input has one.
         FreeDimensionsError: if sizes are left that nobody knows; it names all of them.
     """
-    given = given or {}
     leading = _batched(inputs)
     symbols = _symbols(inputs, given)
     if batch is not None:

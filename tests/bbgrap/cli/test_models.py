@@ -55,7 +55,7 @@ def test_shapes(shapes, given, batch, expected):
 )
 def test_all_free_dimensions_are_named_with_what_cures_them(shapes, said, options):
     with pytest.raises(FreeDimensionsError) as caught:
-        concrete_shapes(declared(*shapes))
+        concrete_shapes(declared(*shapes), {}, None)
     assert said in str(caught.value)
     assert list(caught.value.options) == [word for option in options for word in ("--input", option)]
     if "SHAPE" not in options[0]:
