@@ -60,7 +60,6 @@ class DaskCluster(EngineCluster):
             from distributed import Client
         except ImportError as error:
             raise UsageError("dask cluster: Dask is not installed here: pip install 'bbgrap[dask]'") from error
-        self._local: LocalCluster | None = None
         self._plugin = ""
         deadline = time.monotonic() + timeout_s
         given: Any = client
@@ -100,10 +99,6 @@ class DaskCluster(EngineCluster):
         from bbgrap.launching.dask_plugin import kill
 
         self._client.run(kill, self._plugin, workers=[self.look_of(name).place])
-
-    def coordinator_log(self, lines: int) -> str:
-        """Return the last lines of the coordinator's log."""
-        return "" if self._local is None else self._local.log("coordinator", lines)
 
     def end(self) -> None:
         """Take the plugin, and with it the agents, from all workers, and stop the coordinator."""

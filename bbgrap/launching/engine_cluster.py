@@ -24,13 +24,16 @@ _LOOK_S = 0.2
 class EngineCluster(OwnCluster):
     """A cluster whose agents are an engine's; `kind` is the engine's name. Ending it gives back what the engine lent; that goes on."""
 
+    _local: LocalCluster | None = None
+    """The coordinator, where it is on this machine."""
+
     @abstractmethod
     def looks(self, lines: int = 20) -> Sequence[AgentView]:
         """Return how the agents are whose owners live, each with the end of its log."""
 
-    @abstractmethod
     def coordinator_log(self, lines: int) -> str:
         """Return the last lines of the coordinator's log."""
+        return "" if self._local is None else self._local.log("coordinator", lines)
 
     def log(self, name: str, lines: int = 20) -> str:
         """Return the last lines of the log of an agent, or of `coordinator`.

@@ -75,7 +75,6 @@ class RayCluster(EngineCluster):
         self._ray = ray
         self._bundle = {"CPU": float(threads), **(resources or {})}
         self._timeout_s = timeout_s
-        self._local: LocalCluster | None = None
         self._head: Any = None
         self._groups: list[Any] = []
         self._owners: list[Any] = []
@@ -128,7 +127,7 @@ class RayCluster(EngineCluster):
     def coordinator_log(self, lines: int) -> str:
         """Return the last lines of the coordinator's log."""
         if self._local is not None:
-            return self._local.log("coordinator", lines)
+            return super().coordinator_log(lines)
         return str(self._ray.get(self._head.log.remote(lines), timeout=_ANSWER_S))
 
     def end(self) -> None:
