@@ -106,17 +106,16 @@ class Stopwatch:
     def device(self, device: DeviceArtifacts, weights: Mapping[str, Array], company: Company | None = None) -> Callable[[], Walk]:
         """Measure a device, alone or in company; returns what tells its times in seconds, once all are measured."""
         key = f"{_digest(device)} {'alone' if company is None else id(company)}"
-        if key not in self._known:
-            deployment = loaded(device, weights)
-            self._known[key] = (deployment.schedule, self._ratios(deployment, (), company), deployment.names)
-        return lambda: self._walk(key)
+        return self._measured(key, lambda: loaded(device, weights), (), company)
 
     def host(self, schedule: Schedule, feeds: Sequence[Array]) -> Callable[[], Walk]:
         """Measure the host's part; otherwise like `device`."""
-        deployment = Deployment(1, schedule, (), (), (), SlicePlan(schedule))
-        key = f"host {repr(schedule)!s}"
+        return self._measured(f"host {schedule!r}", lambda: Deployment(1, schedule, (), (), (), SlicePlan(schedule)), feeds, None)
+
+    def _measured(self, key: str, make: Callable[[], Deployment], feeds: Sequence[Array], company: Company | None) -> Callable[[], Walk]:
         if key not in self._known:
-            self._known[key] = (schedule, self._ratios(deployment, feeds, None), ())
+            deployment = make()
+            self._known[key] = (deployment.schedule, self._ratios(deployment, feeds, company), deployment.names)
         return lambda: self._walk(key)
 
     def _walk(self, key: str) -> Walk:
