@@ -64,7 +64,7 @@ def test_what_is_missing_may_come_back(nanny, said, monkeypatch, missing):
     deadline = time.monotonic() + 5.0  # the broker's thread ends soon
     while psutil.Process().num_fds() > before and time.monotonic() < deadline:
         time.sleep(0.01)
-    assert psutil.Process().num_fds() == before
+    assert psutil.Process().num_fds() <= before  # what tests before this one had open may close meanwhile
     nanny.start_if_due(time.monotonic() + 1.0)
     assert isinstance(said.get(timeout=30.0), WorkerReady)
 
