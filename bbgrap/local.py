@@ -11,12 +11,12 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from bbgrap.errors import ClusterUnavailableError, UsageError
+from bbgrap.python_command import python_command
 from bbgrap.session.connection import connect
 from bbgrap.session.own_cluster import OwnCluster
 from bbgrap.session.temporary import folder_of
@@ -153,7 +153,7 @@ class LocalCluster(OwnCluster):
         with (self.logs / f"{name}.log").open("ab") as log:
             # Ctrl-C is for this process, which then ends them, or goes on with them.
             self.processes[name] = subprocess.Popen(
-                [sys.executable, *command], stdin=subprocess.PIPE, stdout=log, stderr=log, env=_environment(), process_group=0
+                [*python_command(), *command], stdin=subprocess.PIPE, stdout=log, stderr=log, env=_environment(), process_group=0
             )
 
     def _check_alive(self, name: str, deadline: float) -> None:

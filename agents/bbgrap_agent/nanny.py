@@ -13,7 +13,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -25,6 +24,7 @@ from bbgrap.control import agent_events as events
 from bbgrap.doctor.cgroups import free_memory_bytes
 from bbgrap.errors import RemoteProtocolError
 from bbgrap.protocol.messages import Abandon, Deploy, Heartbeat
+from bbgrap.python_command import python_command
 from bbgrap.transport.identity import TlsIdentity
 from bbgrap.transport.memory_broker import start_broker
 from bbgrap_agent.exit_causes import cause_of, oom_kills, sentence_of
@@ -47,9 +47,6 @@ _STOP_S = 2.5
 """How long a worker may take to end when it is told to."""
 _REAP_S = 1.0
 """How long after its pipe has ended a worker may live on."""
-
-_SAFELY = () if "" in sys.path or str(Path.cwd()) in sys.path else ("-P",)
-"""Where this process does not import from the folder it was started in, neither does the worker."""
 
 _log = logging.getLogger("bbgrap.agent")
 
@@ -106,7 +103,7 @@ class _Child:
                     told = replace(told, memories=memories.socket.fileno(), memory_name=memories.name)
             self.oom_kills = oom_kills()
             self.process = subprocess.Popen(
-                [sys.executable, *_SAFELY, "-m", "bbgrap_agent.worker", told.argument()],
+                [*python_command(), "-m", "bbgrap_agent.worker", told.argument()],
                 stdin=subprocess.DEVNULL,
                 # onnxruntime computes, with as many threads as it is told. A thread that numpy had started would not be confined.
                 env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},

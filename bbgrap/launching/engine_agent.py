@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -20,6 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from bbgrap.local import end_of
+from bbgrap.python_command import python_command
 from bbgrap.transport.control_client import is_listening
 from bbgrap.transport.credentials import INSECURE, TOKEN, TOKEN_FILE
 
@@ -108,7 +108,7 @@ class OwnedAgent:
         self._log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)  # what cleans folders of temporary files may have removed it
         with self._log.open("ab") as log:
             return subprocess.Popen(
-                [sys.executable, "-m", "bbgrap_agent.main", *options], stdin=subprocess.PIPE, stdout=log, stderr=log, env=environment
+                [*python_command(), "-m", "bbgrap_agent.main", *options], stdin=subprocess.PIPE, stdout=log, stderr=log, env=environment
             )
 
     def _watch(self) -> None:

@@ -9,7 +9,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import tempfile
 import threading
 from collections.abc import Mapping, Sequence
@@ -22,6 +21,7 @@ from bbgrap.cluster.types import Cluster
 from bbgrap.errors import ExecutionError, PlanError, shortened
 from bbgrap.planners.options import PlanOptions
 from bbgrap.protocol.client_messages import Fault
+from bbgrap.python_command import python_command
 from bbgrap_coordinator.models import NO_ROOM
 
 _END_S = 1.0
@@ -120,7 +120,7 @@ class PlannerProcess:
         told = {"TMPDIR": scratch.name, "OPENBLAS_NUM_THREADS": "1"}  # threads that are there early could not be confined
         with its:
             # a session of its own: what a terminal says to interrupt the coordinator is not for it
-            words, given = (sys.executable, *command, kind, str(its.fileno())), (its.fileno(),)
+            words, given = (*python_command(), *command, kind, str(its.fileno())), (its.fileno(),)
             process = subprocess.Popen(words, stdin=subprocess.PIPE, pass_fds=given, start_new_session=True, env={**known, **told})
         return cls(process, ours, scratch)
 

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 from bbgrap_agent import main, nanny, worker
 from bbgrap_agent.deployment import Deployment
 
+from bbgrap.python_command import python_command
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -33,5 +35,5 @@ if __name__ == "__main__":
         Deployment.compute = compute  # type: ignore[method-assign]
         worker.main(sys.argv[3])
     else:
-        nanny._SAFELY = (*nanny._SAFELY, "-m", "tests.cluster.lying_agent")
+        nanny.python_command = lambda: [*python_command(), "-m", "tests.cluster.lying_agent"]  # type: ignore[attr-defined]
         main.run()

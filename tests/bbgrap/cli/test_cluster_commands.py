@@ -372,6 +372,17 @@ def test_a_command_that_is_ended_leaves_nothing_of_its_own_cluster(tmp_path, cac
     assert (bench.returncode, "Traceback" in said, left) == (128 + number, False, [])
 
 
+@pytest.mark.faults
+def test_files_of_the_folder_are_no_modules_of_a_command_and_of_what_it_starts(tmp_path, cache):
+    for name in ("msgpack", "onnx", "psutil"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit(1)\n")
+    command = ["bbgrap", "submit", "zoo:tiny", "--agents", "1", "--verify"]
+    done = subprocess.run(
+        command, cwd=tmp_path, env={**os.environ, "XDG_CACHE_HOME": str(cache)}, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
 def test_shells_are_told_the_clusters_names(here, cluster, tmp_path, monkeypatch):
     def proposed(*words):
         words = {"COMP_WORDS": "\n".join(("bbgrap", *words)), "COMP_CWORD": str(len(words)), "_BBGRAP_COMPLETE": "complete_bash"}
