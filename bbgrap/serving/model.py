@@ -113,10 +113,7 @@ class ServedModel:
             if turn is None:
                 return self.session.run(names, feed)
             turn.runs.go_back(turn.answered)
-            outputs = turn.runs.run(names, feed)
-            if turn.is_last and not stop():
-                turn.runs.close()
-            return outputs
+            return turn.runs.run(names, feed)
 
     def run_recorded(
         self, feed: Mapping[str, Array], names: Sequence[str] | None, stop: Callable[[], bool]

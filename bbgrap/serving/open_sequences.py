@@ -39,7 +39,6 @@ class SequenceTurn:
     """What a request runs in."""
 
     runs: StatefulRuns
-    is_last: bool
     answered: int
     """Requests of the sequence, before it."""
 
@@ -71,13 +70,14 @@ class OpenSequences:
             async with opened.turn:
                 if opened.has_ended or not (opened.answered or part.is_first):  # nor has it begun, if its first request failed
                     raise self._unknown(part)
-                yield SequenceTurn(opened.runs, part.is_last, opened.answered)
+                yield SequenceTurn(opened.runs, opened.answered)
                 opened.answered, opened.has_ended = opened.answered + 1, part.is_last
             if opened.before is not None:
                 _close(opened.before[1])
                 opened.before = None
-            if part.is_last:
+            if part.is_last:  # and is answered: its thread may have done it after its deadline
                 self._forget(part, opened)
+                _close(opened)
         except StateLostError:
             self._forget(part, opened)
             raise

@@ -4,6 +4,7 @@ import asyncio
 import gc
 import json
 import threading
+from contextlib import suppress
 
 import grpc
 import numpy as np
@@ -236,6 +237,23 @@ def test_sequences_that_have_made_room_are_not_remembered(cluster, tmp_path):
 def living_runs():
     gc.collect()
     return sum(isinstance(thing, StatefulRuns) for thing in gc.get_objects())
+
+
+def test_a_last_request_that_was_done_too_late_may_come_again(cluster, tmp_path):
+    (tmp_path / "lstm.onnx").write_bytes(lstm())
+    model = ServedModel.load("lstm", "1", tmp_path / "lstm.onnx", cluster.connection, PlanOptions("single"), 60.0, StateText("auto", {}), 1)
+    alone, feeds = Alone(lstm(), *LSTM), [sound(np.random.default_rng(seed)) for seed in (13, 14)]
+
+    async def all_of_it():
+        first = await in_order(model, [(feeds[0], part("a", start=True))])
+        with suppress(TimeoutError):
+            async with model.sequences.turn(part_of(part("a", end=True))) as turn:
+                model.run(feeds[1], None, lambda: False, turn)
+                raise TimeoutError
+        return [*first, *await in_order(model, [(feeds[1], part("a", end=True))])]
+
+    for feed, answer in zip(feeds, asyncio.run(all_of_it()), strict=True):
+        np.testing.assert_allclose(answer, alone.run(feed)[0], rtol=1e-5, atol=1e-6)
 
 
 def test_a_request_that_was_given_up_is_no_part_of_its_sequence(http):
