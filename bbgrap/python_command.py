@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import os
 import sys
-from pathlib import Path
 
 
 def python_command() -> list[str]:
@@ -11,4 +11,13 @@ def python_command() -> list[str]:
 
     Where this process does not import from the folder it was started in, neither does the other one: a user's `random.py` lies there.
     """
-    return [sys.executable, *(() if "" in sys.path or str(Path.cwd()) in sys.path else ("-P",))]
+    return [sys.executable, *(() if _imports_from_its_folder() else ("-P",))]
+
+
+def _imports_from_its_folder() -> bool:
+    if "" in sys.path:
+        return True
+    try:
+        return os.getcwd() in sys.path  # noqa: PTH109 - as a text
+    except FileNotFoundError:  # it was removed since
+        return False

@@ -380,7 +380,7 @@ class ServedPlan:
         if self.is_arriving:
             return "the plan is being loaded"
         if self.failed:
-            return f"there is no plan: {next(reason for _, reason in self.failed.values())}"
+            return next(reason for _, reason in self.failed.values())
         if away := sorted({name for variant in self.variants for name in variant.away}):
             return f"{', '.join(away)} is away" if len(away) == 1 else f"{', '.join(away)} are away"
         return "the plan's links are being tried" if self.variants else "too few requests came with these shapes for a plan"
