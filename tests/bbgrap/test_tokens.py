@@ -20,7 +20,7 @@ def empty_pair(tmp_path_factory):
 
 
 @pytest.mark.cluster
-@pytest.mark.parametrize("top", [0, 1, pytest.param(5, marks=pytest.mark.broad)])
+@pytest.mark.parametrize("top", [0, *(pytest.param(top, marks=pytest.mark.broad) for top in (1, 5))])
 def test_a_decoder_writes_what_plain_onnxruntime_does(empty_pair, top):
     for _ in range(TRIES):
         report = measure_tokens(

@@ -150,6 +150,7 @@ def refuse():
     raise UsageError("no")
 
 
+@pytest.mark.broad
 def test_a_function_at_a_place_answers_or_raises():
     here = testbed.Place("", testbed.CORES[0])
     assert testbed.at(here, square, 7) == 49

@@ -31,7 +31,8 @@ def test_b10_b11_b12_from_real_programs() -> None:
 
 
 @pytest.mark.parametrize(
-    "network", ["SCONV", pytest.param("Lenet-c", marks=pytest.mark.broad), pytest.param("Cifar-c", marks=pytest.mark.slow)]
+    "network",
+    [*(pytest.param(name, marks=pytest.mark.broad) for name in ("SCONV", "Lenet-c")), pytest.param("Cifar-c", marks=pytest.mark.slow)],
 )
 def test_data_parallelism_counted_in_graphs_is_the_papers_closed_form(network: str) -> None:
     for name, of in counted((network,), topologies=()).items():

@@ -58,6 +58,7 @@ def test_a_model_without_such_a_place_is_no_pipeline(tmp_path):
         halve(tmp_path / "m.onnx", {"x": np.zeros(1, np.float32)}, tmp_path)
 
 
+@pytest.mark.broad
 @pytest.mark.cluster
 def test_replicas_share_requests_and_everybody_gets_the_own_answer(setting, tmp_path):
     reference = Reference(setting.path)

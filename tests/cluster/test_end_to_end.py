@@ -155,6 +155,7 @@ def test_port_in_use_is_one_line(shared):
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.faults
 def test_duplicate_name_is_refused(tmp_path):
     # a cluster of its own: where the first is silent for a moment, on a machine that is far too busy, the other one gets its name
     with local_cluster(1, tmp_path) as cluster:

@@ -30,6 +30,7 @@ np.testing.assert_array_equal(session.run(None, {"x": x})[0], tiny.expected(x))
 """
 
 
+@pytest.mark.broad
 def test_a_fork_child_has_sessions_of_its_own(pair):
     done = subprocess.run([sys.executable, "-c", PROGRAM, pair.address], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr

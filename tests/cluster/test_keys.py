@@ -170,6 +170,7 @@ def test_another_version_is_told_so(cluster):
     control.close()
 
 
+@pytest.mark.faults
 def test_commands_manage_tokens_and_secrets_are_nowhere(cluster, tmp_path):
     def run(*words):
         command = ["bbgrap", *words, "--coordinator", cluster.address]

@@ -11,7 +11,7 @@ pytestmark = pytest.mark.cluster
 PROMPT, WORDS = 16, 64
 
 
-@pytest.mark.parametrize("room", [0, 96], ids=["growing", "filled"])
+@pytest.mark.parametrize("room", [pytest.param(0, id="growing"), pytest.param(96, id="filled", marks=pytest.mark.broad)])
 @pytest.mark.parametrize("name", [pytest.param("tiny-llama", marks=pytest.mark.broad), "tiny-llama-int4"])
 def test_a_prompt_and_words_after_it(pair, name, room):
     path = zoo.materialize(name)

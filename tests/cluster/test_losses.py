@@ -57,6 +57,7 @@ def test_requests_of_a_killed_agent_run_again_on_the_others(own):
     assert again.plan.agents == ("agent0", "agent1")
 
 
+@pytest.mark.faults
 @pytest.mark.parametrize("is_stream", [False, True])
 def test_a_measurement_in_which_an_agent_is_killed_says_so(own, tmp_path, is_stream):
     (tmp_path / "tiny.onnx").write_bytes(tiny.model_bytes())
@@ -101,6 +102,7 @@ def test_a_planner_that_stops_its_whole_process_costs_no_agent(fresh):
     assert "was lost" not in fresh.log("coordinator", 10_000).removeprefix(before)
 
 
+@pytest.mark.faults
 def test_a_run_without_agents_waits_for_one_until_its_deadline(fresh):
     session = bbgrap.InferenceSession(tiny.model_bytes(), cluster=fresh.connection, deadline_s=30)
     session.run(None, {"x": rows(8)})

@@ -60,6 +60,7 @@ def test_what_devices_send_each_other_does_not_go_over_the_network(shared):
     pytest.fail(f"with 20 inputs of {4 * 4 * ROWS} bytes at least {min(sent)} were sent")
 
 
+@pytest.mark.faults
 def test_a_new_worker_shares_again(fresh):
     session = bbgrap.InferenceSession(tiny.model_bytes(), cluster=fresh.connection, planner="bbgrap")
     asks(session, 2)

@@ -45,8 +45,7 @@ def slow_links(name: str, names: Sequence[str]) -> tuple[LinkProfile, ...]:
     ("size", "count"),
     [
         (1, 2),
-        (2, 6),
-        *(pytest.param(n, 6, marks=pytest.mark.broad) for n in (3, 5)),
+        *(pytest.param(n, 6, marks=pytest.mark.broad) for n in (2, 3, 5)),
         *(pytest.param(n, 60, marks=pytest.mark.slow) for n in range(1, 6)),
     ],
 )

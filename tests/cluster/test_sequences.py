@@ -94,6 +94,7 @@ def wait_until(condition):
         time.sleep(0.05)
 
 
+@pytest.mark.broad
 def test_a_plan_over_all_agents_leaves_state_where_it_is_made(three):
     session = bbgrap.InferenceSession(counter(), cluster=three, state="auto", planner="bbgrap")
     interleaved(session, counter(), picture, CASES["counter"][2])
@@ -193,6 +194,7 @@ def test_what_has_no_state_or_another_is_refused_in_words(three):
         other.run(None, sound(np.random.default_rng(0), 1))
 
 
+@pytest.mark.faults
 def test_an_agent_killed_in_the_middle_changes_no_answer(tmp_path_factory):
     with known_cluster(3, tmp_path_factory.mktemp("weights"), pin=False) as cluster:
         whole = bbgrap.InferenceSession(decoder(), cluster=cluster, state="auto")

@@ -48,6 +48,7 @@ def names(cluster):
     return sorted(node.name for node in cluster.connection.nodes())
 
 
+@pytest.mark.broad
 def test_a_program_starts_uses_grows_and_ends_a_cluster(hosts):
     feed = {"input": np.random.default_rng(0).standard_normal((1, 3, 32, 32)).astype(np.float32)}
     path = materialize("tiny")

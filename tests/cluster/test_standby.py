@@ -59,6 +59,7 @@ def wait_for_plan(session, x):
     return session.plan
 
 
+@pytest.mark.broad
 def test_the_first_requests_of_any_shape_are_answered_by_one_machine_to_the_bit(losing):
     session = bbgrap.InferenceSession(free_model(), cluster=losing)
     expected = alone(free_model())

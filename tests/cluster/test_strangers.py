@@ -295,6 +295,7 @@ def apart(tmp_path, monkeypatch):
         assert mapped(cluster, "bbgrap-payloads") == mapped(cluster, "bbgrap-channel") == {}
 
 
+@pytest.mark.faults
 @pytest.mark.skipif(not hasattr(socket, "AF_PACKET") or os.geteuid() != 0, reason="needs root, to capture packets")
 @pytest.mark.parametrize("anew", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_the_traffic_of_an_inference_is_secret_and_cannot_be_repeated(apart, tmp_path, anew):
@@ -331,6 +332,7 @@ def test_the_traffic_of_an_inference_is_secret_and_cannot_be_repeated(apart, tmp
     assert lasting(state_of(cluster)) == before
 
 
+@pytest.mark.faults
 def test_what_is_looked_for_would_be_found(known):
     tensors = tensors_of(known.model, known.x)
     for tensor in tensors[:3]:

@@ -36,6 +36,7 @@ def written(session, prompt, count, chosen):
     return found
 
 
+@pytest.mark.broad
 def test_greedy_words_are_those_of_all_logits(pair):
     top, whole = (prepared(pair, "tensor-parallel", top=top) for top in ({"logits": 1}, None))
     random = np.random.default_rng(0)

@@ -62,6 +62,7 @@ def test_a_stream_survives_the_loss_of_an_agent(fresh):
     run_all(session, [rows(8, seed) for seed in range(40)], 8)
 
 
+@pytest.mark.broad
 def test_more_requests_than_the_coordinator_queues_wait_at_the_client(fresh):
     """While no agent is there more requests come than one client may have wait; all are answered when one is back."""
     session = bbgrap.InferenceSession(tiny.model_bytes(), cluster=fresh.connection, planner="bbgrap")

@@ -41,8 +41,8 @@ class Document:
 
 
 def documents() -> list[Document]:
-    """Return README, CONTRIBUTING and all pages of docs/."""
-    paths = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    """Return README, CONTRIBUTING, CHANGELOG and all pages of docs/."""
+    paths = [*(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")), *sorted((ROOT / "docs").rglob("*.md"))]
     return [Document(path.relative_to(ROOT).as_posix(), path.read_text()) for path in paths]
 
 

@@ -29,6 +29,7 @@ def assert_agrees(verdict: Verdict) -> None:
     assert verdict.kinds == {"agrees"}, "\n".join(f"{f.configuration}: {f.kind}, {f.where}, {f.words}" for f in verdict.findings)
 
 
+@pytest.mark.broad
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("path", FOUND, ids=lambda path: path.stem)
 def test_found_model_agrees(path: Path) -> None:

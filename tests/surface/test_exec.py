@@ -76,6 +76,7 @@ def test_a_program_runs_unmodified(start, program, others, tmp_path):
     assert (process.returncode, errors) == (7, "")
 
 
+@pytest.mark.broad
 def test_its_traceback_is_its_own(start):
     ours, theirs = (start(*how, "failing.py") for how in (("bbgrap", "exec"), (sys.executable,)))
     told = [process.communicate(timeout=60)[1] for process in (ours, theirs)]
@@ -84,6 +85,7 @@ def test_its_traceback_is_its_own(start):
     assert "KeyError: 'mine'" in told[0]
 
 
+@pytest.mark.broad
 def test_who_ends_the_command_ends_the_program(start):
     process = start("bbgrap", "exec", "waiting.py")
     assert process.stdout.readline() == "here\n"

@@ -92,6 +92,7 @@ def test_any_plan_answers_the_same_at_length(deployment):
     assert_same_answers(*deployment)
 
 
+@pytest.mark.broad
 @needs_blocks
 def test_rows_of_resnet50_are_blocked_throughout():
     graph = build("resnet50")
@@ -142,7 +143,7 @@ def shipped():
 
 
 @needs_blocks
-@pytest.mark.parametrize("broken", ["wrong", "raises"])
+@pytest.mark.parametrize("broken", ["wrong", pytest.param("raises", marks=pytest.mark.broad)])
 def test_a_segment_that_compiles_badly_stays_portable(broken, caplog, shipped):
     artifacts, (_, *others), feeds, want = shipped
     device, good = artifacts.devices[0], loader_of(artifacts)

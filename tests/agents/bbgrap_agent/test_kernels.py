@@ -30,6 +30,7 @@ def test_every_kind_is_measured_in_several_sizes(graphs):
     assert all(len({work for _, _, work in of}) >= 7 for of in found.values())
 
 
+@pytest.mark.broad
 def test_half_of_the_rows_reads_all_weights(graphs):
     whole, half = (works(graphs[name])["conv3.relu"] for name in ("maps256x14x14", "maps256x7x14"))
     assert half.flops * 2 == whole.flops
@@ -89,6 +90,7 @@ print(mib("VmHWM") - before)
 """
 
 
+@pytest.mark.broad
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_a_worker_with_little_memory_can_be_measured():
     """All networks at once took 790 MiB: a worker that may take 512 was ended."""

@@ -45,7 +45,7 @@ def test_what_stays_wrong_ends_it_so_that_units_do_not_start_it_again(command):
     assert (done.returncode, "--advertise 'tcp://10.0.0.7:70': expected a host name" in done.stderr) == (2, True)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGHUP, marks=pytest.mark.faults)])
 def test_an_agent_that_waits_for_its_coordinator_says_so_and_can_be_stopped(command, tmp_path, number):
     """The first process of a container ignores what it has no handler for."""
     options = command("--name", "a", "--cache-dir", str(tmp_path / "cache"))

@@ -173,6 +173,7 @@ def test_a_stopped_worker_lets_nobody_take_its_agent_for_alive(coordinator, agen
     assert coordinator.worker_of(agent).pid == worker.pid
 
 
+@pytest.mark.faults
 def test_a_coordinator_that_comes_back_finds_what_it_keeps(coordinator, agent):
     address = coordinator.join(1).data_address
     coordinator.deployed(EPOCH, adding(), address)
@@ -188,6 +189,7 @@ def test_a_coordinator_that_comes_back_finds_what_it_keeps(coordinator, agent):
     assert coordinator.next(m.Join).holds == (NEXT,)
 
 
+@pytest.mark.faults
 def test_links_are_tried(coordinator, agent):
     join = coordinator.join()
     silent = m.Peer(3, "nobody", "tcp://127.0.0.1:9")
@@ -199,6 +201,7 @@ def test_links_are_tried(coordinator, agent):
     assert coordinator.next(m.LinksTried) == m.LinksTried(9, (3,))
 
 
+@pytest.mark.faults
 def test_a_deployment_is_ready_when_its_peers_have_answered(coordinator, agent):
     address = coordinator.join().data_address
     coordinator.say(m.AnswerPings((m.Peer(HOST, "host", coordinator.plane.address),)))
@@ -232,6 +235,7 @@ def test_an_agent_that_is_told_to_stop_takes_its_worker_along(coordinator, agent
     assert "Traceback" not in coordinator.log()
 
 
+@pytest.mark.faults
 def test_agents_without_a_name_have_their_machines(coordinator):
     names = set()
     for number in range(2):
@@ -271,6 +275,7 @@ def test_an_agent_whose_worker_can_never_start_says_so_and_ends(coordinator, tmp
     )
 
 
+@pytest.mark.faults
 def test_measuring_ends_when_something_else_is_to_be_done(coordinator, agent):
     """A model that was brought meanwhile had half of the processor for as long as measuring took."""
     coordinator.join()

@@ -180,6 +180,7 @@ def test_weights_on_their_way_count(tmp_path):
         store.add(chunks(weight(1), 64)[0])
 
 
+@pytest.mark.broad
 def test_a_folder_of_many_files_is_looked_at_seldom_and_stays_under_its_limit(tmp_path, monkeypatch):
     looks = []
     glob = Path.glob

@@ -149,6 +149,7 @@ def test_nodes_of_one_switch_are_kept_together_where_they_share_a_thin_wire_to_o
     assert found.plan.devices_used == used
 
 
+@pytest.mark.broad
 def test_one_more_node_is_wired_as_the_best_one_and_faster_links_are_faster_wires() -> None:
     forecast = plan_graph(build("tiny"), two_switches(Link(2e6, 2e-3)), BRIEF)
     changes = [seconds for _, seconds in forecast.what_if(BRIEF)]
@@ -157,6 +158,7 @@ def test_one_more_node_is_wired_as_the_best_one_and_faster_links_are_faster_wire
     assert max(changes) <= forecast.alone[1] * (1 + 1e-9)
 
 
+@pytest.mark.broad
 def test_one_more_node_is_as_near_to_the_one_that_it_is_like_as_others_are() -> None:
     """Else a third node would be predicted to gain less than where the network says the same of all links."""
     quick = [LinkProfile(peer, 1.25e9, 6e-5) for peer in ("node0", "node1", "coordinator")]
@@ -206,6 +208,7 @@ def _part_of(device: int, tiles: Sequence[Tile]) -> float:
     return sum(tile.region.size for tile in tiles if tile.device == device) / sum(tile.region.size for tile in tiles)
 
 
+@pytest.mark.broad
 def test_a_model_is_found_room_for_on_the_slowest_of_many_nodes() -> None:
     graph = build("tiny")
     small = [NodeProfile(f"node{n}", share=3 - n / 10, memory_bytes=100_000 + n) for n in range(9)]
@@ -260,6 +263,7 @@ def test_one_node_is_enough() -> None:
         assert forecast.alone == ("node0", pytest.approx(forecast.timeline.total_s))
 
 
+@pytest.mark.broad
 def test_a_node_alone_is_predicted_with_inputs_in_parts_as_its_plan_is() -> None:
     graph = build("resnet50")
     cluster = Cluster((NodeProfile("slow", share=0.5), NodeProfile("fast")))
@@ -295,6 +299,7 @@ def test_the_best_single_node_is_one_that_has_room() -> None:
     assert nowhere.report()["predicted_single_node_ms"] is None
 
 
+@pytest.mark.broad
 def test_other_programs_on_the_processor_change_nothing_until_a_search_takes_three_times_as_long(monkeypatch: pytest.MonkeyPatch) -> None:
     graph, cluster = build("tiny"), Cluster.even(3)
 

@@ -185,6 +185,7 @@ def test_measurements_take_inputs_in_every_form(run, here, image_model, tmp_path
     assert ("inputs: random" in result.stderr) == (values is None)
 
 
+@pytest.mark.faults
 def test_a_trace_is_of_who_answered_where_an_agent_is_lost_before(cache, run, run_json, monkeypatch, tmp_path):
     with known_cluster(2, cache / "agent") as cluster:
         monkeypatch.setenv("BBGRAP_COORDINATOR", cluster.address)
@@ -283,6 +284,7 @@ def test_bench(run, run_json, here):
     assert "speed-up" in table
 
 
+@pytest.mark.broad
 def test_bench_of_a_stream(run, run_json, here):
     report = run_json("bench", "zoo:tiny", "--stream", 20, "--in-flight", 3, "--planner", "bbgrap,single", "--objective", "throughput")
     assert (report["requests"], report["in_flight"], len(report["single_node"]["per_s"])) == (20, 3, 5)
@@ -338,6 +340,7 @@ def test_a_plan_that_does_not_exist_on_the_cluster_is_one_line(run, here):
     assert result.stderr.splitlines()[-1].startswith("bbgrap: ")
 
 
+@pytest.mark.broad
 def test_local_runs_until_it_is_interrupted(cache):
     surroundings = {**os.environ, "XDG_CACHE_HOME": str(cache)}
     local = subprocess.Popen(
@@ -358,7 +361,7 @@ def test_local_runs_until_it_is_interrupted(cache):
     assert said.endswith("stopped\n")
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGHUP, marks=pytest.mark.faults)])
 def test_a_command_that_is_ended_leaves_nothing_of_its_own_cluster(tmp_path, cache, number):
     surroundings = {**os.environ, "XDG_CACHE_HOME": str(cache), "TMPDIR": str(tmp_path)}
     command = ["bbgrap", "bench", "zoo:tiny", "--agents", "1", "--planner", "single", "--runs", "1000000"]
@@ -402,6 +405,7 @@ def test_shells_are_told_the_clusters_names(here, cluster, tmp_path, monkeypatch
     assert proposed("profile", "--node", "ag") == []
 
 
+@pytest.mark.broad
 def test_a_large_model_is_brought_and_sent_on_in_bytes(cluster, tmp_path):
     weight = np.random.default_rng().random((1000, 6000), np.float32)  # of which no agent has a part yet
     inputs, outputs = [("x", TensorProto.FLOAT, [1, 1000])], [("y", TensorProto.FLOAT, [1, 6000])]

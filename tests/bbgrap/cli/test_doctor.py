@@ -59,6 +59,7 @@ def test_very_unequal_nodes(run, cluster):
         cluster.connection.add_profile(NodeProfile("agent1", work=(Speed("conv3x3", flops_per_s=50e9),)))
 
 
+@pytest.mark.broad
 def test_a_model_is_told_what_one_more_node_would_gain(run, cluster, monkeypatch):
     monkeypatch.setattr("bbgrap.cli.doctor._SEARCH_S", 0.5)
     result = run("doctor", "zoo:tiny", "--coordinator", cluster.address, "--json")
@@ -82,6 +83,7 @@ def test_a_model_without_a_cluster(run, two_inputs):
     assert "--coordinator" in said["advice"]
 
 
+@pytest.mark.faults
 def test_an_agent_that_advertises_an_address_where_nobody_is(run, cluster, cache):
     command = ["bbgrap-agent", "--join", cluster.address, "--name", "lost", "--advertise", "240.0.0.1", "--cache-dir", cache / "agent"]
     with subprocess.Popen(command, env=os.environ, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as agent:

@@ -87,6 +87,7 @@ def test_table(run, tmp_path):
     assert "index.json explains the rest" in result.stdout
 
 
+@pytest.mark.broad
 def test_folders_of_nodes_with_names_that_are_no_file_names(run_json, tmp_path):
     file = tmp_path / "cluster.yaml"
     file.write_text("nodes: [{name: a/b}, {name: A_b}, {name: '..'}]")
@@ -95,7 +96,10 @@ def test_folders_of_nodes_with_names_that_are_no_file_names(run_json, tmp_path):
     assert [node["folder"] for node in index["nodes"]] == ["0-a_b", "1-A_b", "2-", "coordinator"]
 
 
-@pytest.mark.parametrize("names", [["index.json", "Plan.json"], ["n" * 300, "b"], ["n" * 300, "n" * 301]])
+@pytest.mark.parametrize(
+    "names",
+    [["index.json", "Plan.json"], *(pytest.param(["n" * 300, other], marks=pytest.mark.broad) for other in ("b", "n" * 301))],
+)
 def test_names_of_nodes_that_folders_cannot_have(run_json, tmp_path, names):
     file, parts = tmp_path / "cluster.yaml", tmp_path / "parts"
     file.write_text(f"nodes: [{{name: {names[0]}}}, {{name: {names[1]}}}]")

@@ -59,6 +59,7 @@ def test_any_number_of_nodes(run_json, image_model, agents):
     assert len(report["nodes_used"]) == min(agents, 8)
 
 
+@pytest.mark.broad
 def test_only_predicted_for_a_cluster_that_does_not_exist(run_json, tmp_path):
     cluster = tmp_path / "cluster.yaml"
     nodes = "\n".join(f"  - {{name: n{n}, share: {1 + n % 2}, group: rack{n % 2}}}" for n in range(4))

@@ -93,7 +93,7 @@ def test_plans_in_use_stay_while_standbys_are_idle(planner, tops):
         assert {top: prepare(wire, top, planner).epoch for top in range(1, 1 + tops)} == first
 
 
-@pytest.mark.parametrize("models", [1, 3, 12])
+@pytest.mark.parametrize("models", [1, 3, pytest.param(12, marks=pytest.mark.broad)])
 @pytest.mark.parametrize("planner", ["widest", "auto"])
 def test_models_that_nobody_uses_make_room_in_memory(models, planner):
     memory = 4 * WEIGHT_BYTES

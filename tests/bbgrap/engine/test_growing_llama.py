@@ -25,7 +25,7 @@ SIZES = DecoderSizes(2, 256, 8, 4, 2000, 128)
 PROMPT, WORDS = 16, 64
 
 
-@pytest.fixture(scope="module", params=[32, 4], ids=["floats", "int4"])
+@pytest.fixture(scope="module", params=[pytest.param(32, id="floats"), pytest.param(4, id="int4", marks=pytest.mark.broad)])
 def model(request, tmp_path_factory):
     graph = llama("llama", SIZES, bits=request.param)
     path = tmp_path_factory.mktemp("llama") / "m.onnx"

@@ -79,7 +79,7 @@ def of_the_last_word(op: str) -> bytes:
 
 
 @pytest.mark.parametrize("op", ["Slice", "Gather"])
-@pytest.mark.parametrize("planner", ["tensor-parallel", "auto"])
+@pytest.mark.parametrize("planner", ["tensor-parallel", pytest.param("auto", marks=pytest.mark.broad)])
 def test_what_counts_from_the_end_takes_requests_of_any_length(tmp_path, planner, op):
     empty = {name: np.zeros((1, HEADS, 0, SIZE), np.float32) for name in PAIRS}
     shapes = {"input_ids": (1, 1), **{name: array.shape for name, array in empty.items()}}
@@ -135,7 +135,10 @@ def test_a_length_of_which_the_answer_depends_is_told_by_every_request(tmp_path)
         np.testing.assert_allclose(outputs[0], alone.run({"x": x})[0], rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize(("planner", "batch"), [("tensor-parallel", 1), ("auto", 1), ("tensor-parallel", 3)])
+@pytest.mark.parametrize(
+    ("planner", "batch"),
+    [("tensor-parallel", 1), *(pytest.param(*more, marks=pytest.mark.broad) for more in (("auto", 1), ("tensor-parallel", 3)))],
+)
 def test_one_program_takes_prompts_and_words_of_any_number(planner, batch):
     """Of several sequences, too, whose rows are joined for a product."""
     path = zoo.materialize("tiny-decoder")
@@ -166,7 +169,8 @@ def test_one_program_takes_prompts_and_words_of_any_number(planner, batch):
 
 
 @pytest.mark.parametrize(
-    ("planner", "count"), [("tensor-parallel", 1), pytest.param("tensor-parallel", 5, marks=pytest.mark.broad), ("auto", 2)]
+    ("planner", "count"),
+    [("tensor-parallel", 1), *(pytest.param(*more, marks=pytest.mark.broad) for more in (("tensor-parallel", 5), ("auto", 2)))],
 )
 def test_the_likeliest_words_are_those_of_all_logits(planner, count):
     path = zoo.materialize("tiny-decoder")

@@ -93,6 +93,7 @@ def test_where_most_nodes_have_no_room_the_stream_takes_a_plan_over_all() -> Non
     assert single.report["nodes_used"] == ["a"], "planner single has no other plan"
 
 
+@pytest.mark.broad
 def test_the_nodes_have_room_for_all_variants_together() -> None:
     """Room for the plan and not for the whole model besides: the plan stays alone."""
     model, shapes = materialize("resnet50"), {"input": (1, 3, 224, 224)}

@@ -58,6 +58,7 @@ def test_hostile_model(readings, name):
         assert reading.grown < TIMES * reading.size + BESIDES, reading
 
 
+@pytest.mark.broad
 def test_limits_are_of_whole_models():
     """Each just within its limit passes, and just beyond it is refused, wherever it is."""
     check_limits(models.chain(onnx_limits.MAX_NODES))

@@ -53,6 +53,7 @@ def test_one_that_cannot_be_started_again_for_a_while_is_tried_again(monkeypatch
         agent.stop()
 
 
+@pytest.mark.faults
 @pytest.mark.cluster
 def test_an_owned_agent_is_started_again_until_its_coordinator_is_gone(monkeypatch, tmp_path):
     monkeypatch.setattr(engine_agent, "AGAIN_S", 0.1)

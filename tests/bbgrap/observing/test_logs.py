@@ -55,6 +55,7 @@ def test_records_of_other_libraries_are_lines_too(form):
     assert "[" not in line
 
 
+@pytest.mark.broad
 @pytest.mark.cluster
 def test_processes_write_nothing_but_objects(tmp_path):
     """A coordinator, an agent and its worker, which end with this test."""

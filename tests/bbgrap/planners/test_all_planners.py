@@ -93,6 +93,7 @@ def test_one_node_gets_the_whole_model(planner: str) -> None:
     assert all(len(tiles) == 1 and tiles[0].part is None for tiles in plan.tiles.values())
 
 
+@pytest.mark.broad
 def test_tofu_fetches_least_of_its_rivals() -> None:
     moved = {name: bytes_moved(name, "mobilenet_v2", 4) for name in ("tofu", "equal-chop", "spartan", "icml18", "allrow-greedy")}
     assert min(moved, key=lambda name: moved[name]) == "tofu"

@@ -44,6 +44,7 @@ def test_a_grid_that_does_not_fit_the_nodes_is_refused() -> None:
         make_plan(build("tiny"), Cluster.even(4), PlanOptions(split="grid", grid=(3, 2)))
 
 
+@pytest.mark.broad
 def test_rows_end_at_the_global_pool_and_heavy_products_split_by_features() -> None:
     graph = build("vgg16")
     plan = make_plan(graph, Cluster.even(2), PlanOptions(split="rows"), all_descriptions(graph))

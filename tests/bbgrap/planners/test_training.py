@@ -141,14 +141,14 @@ def test_hypar_moves_no_more_than_what_it_chooses_from(name, nodes):  # its ten 
 
 @pytest.mark.parametrize("nodes", [2, pytest.param(3, marks=pytest.mark.broad), pytest.param(4, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("planner", PLANNERS)
-@pytest.mark.parametrize("name", ["vgg", "branches"])
+@pytest.mark.parametrize("name", [pytest.param("vgg", marks=pytest.mark.broad), "branches"])
 def test_the_bytes_that_tofu_minimises_are_those_of_programs(name, planner, nodes):
     _, graph, descriptions = known(name)
     tiles = planned(graph, descriptions, nodes, planner).tiles
     assert bytes_moved(Pieces(graph, descriptions), tiles) == moved(graph, descriptions, nodes, planner)
 
 
-@pytest.mark.parametrize("nodes", [2, 4])
+@pytest.mark.parametrize("nodes", [2, pytest.param(4, marks=pytest.mark.broad)])
 @pytest.mark.parametrize("name", [*SMALL, *(pytest.param(name, marks=pytest.mark.slow) for name in ("mlp", "alexnet", *LARGE))])
 def test_tofu_moves_no_more_than_soybean_and_soybean_no_more_than_hypar(name, nodes):
     step = training.build(name, batch=256)
@@ -178,7 +178,9 @@ def test_statistics_of_a_batch_are_sums_over_the_machines_of_sums():
     assert moved(graph, descriptions, 2, "data-parallel") < 3 * weights
 
 
-@pytest.mark.parametrize(("name", "nodes"), [("perceptron", 4), pytest.param("vgg", 2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("name", "nodes"), [pytest.param("perceptron", 4, marks=pytest.mark.broad), pytest.param("vgg", 2, marks=pytest.mark.slow)]
+)
 def test_auto_expects_to_be_as_fast_as_each(name, nodes):
     _, graph, descriptions = known(name)
     found = plan_auto(graph, Cluster.even(nodes), PlanOptions("auto"), descriptions)

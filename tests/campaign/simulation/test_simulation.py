@@ -54,6 +54,7 @@ def test_a_seed_tells_the_same_story_in_every_process(seed):
     assert len(told) == 1
 
 
+@pytest.mark.broad
 def test_a_bug_is_found_and_its_story_cut_down(monkeypatch):
     """Tensors that are exchanged between requests: found by the wrong answer, and two requests are enough of a story."""
     take = DataNetwork.send

@@ -117,6 +117,7 @@ def test_it_starts_after_it_was_killed_at_any_time_of_its_start(tmp_path):
     assert all(later > earlier for earlier, later in pairwise(incarnations))
 
 
+@pytest.mark.faults
 def test_a_session_goes_on_after_a_restart_and_folders_of_nobody_go(tmp_path):
     x = np.random.default_rng(0).random((1, 3, 32, 32), dtype=np.float32)
     with known_cluster(2, tmp_path) as cluster:

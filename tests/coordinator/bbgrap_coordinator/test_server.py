@@ -5,6 +5,7 @@ import threading
 import time
 
 import psutil
+import pytest
 import zmq
 from bbgrap_coordinator.artifacts import ArtifactFolders
 from bbgrap_coordinator.audit import AuditLog
@@ -259,6 +260,7 @@ class Slow(Script):
         return super().handle(event, now)
 
 
+@pytest.mark.faults
 def test_time_goes_on_while_somebody_never_stops_sending(tmp_path):
     def act(house):
         house.script = house.server._machine = Slow()
