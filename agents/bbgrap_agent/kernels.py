@@ -25,7 +25,8 @@ from bbgrap.graph.onnx_write import save_graph
 from bbgrap.graph.types import Array, DType, Graph, TensorType
 from bbgrap.shapemap import ShapeMap
 from bbgrap.tdl.rule import describe
-from bbgrap.tdl.work import KINDS, Work, is_fused, work_of
+from bbgrap.tdl.work import is_fused, work_of
+from bbgrap.work import KINDS, Work
 from bbgrap.zoo.builder import Builder
 from bbgrap_agent.byte_networks import byte_networks
 from bbgrap_agent.speed_fitting import Check, Sample, typical

@@ -23,6 +23,7 @@ from bbgrap.stop_signals import stop_signals
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from bbgrap.cluster.types import NodeProfile
     from bbgrap_agent.own_address import AddressWatch
 
 _log = logging.getLogger("bbgrap.agent")
@@ -118,7 +119,6 @@ def _work(
     # Here and not above: `--help` must be quick.
     import zmq
 
-    from bbgrap.cluster.files import read_profile
     from bbgrap.transport.control_client import ControlClient
     from bbgrap.transport.control_sockets import check_address, check_host
     from bbgrap.transport.credentials import Credentials
@@ -155,7 +155,7 @@ def _work(
     name_node(called)
     if credentials.is_insecure():
         _log.warning("insecure: this node believes whoever answers at %s, and what it computes travels unencrypted", address)
-    given = None if profile is None else read_profile(profile)
+    given = None if profile is None else _profile(profile)
     verbose = logging.getLogger().isEnabledFor(logging.DEBUG)
 
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -203,6 +203,12 @@ def _serve_where_it_is(address: str, serve: Callable[[str, AddressWatch], str], 
             return fault
         _log.info("this machine had the address %s and has %s: the agent begins anew", host, watch.found)
         host = watch.found
+
+
+def _profile(file: Path) -> NodeProfile:
+    from bbgrap.cluster.files import read_profile  # it brings a reader of YAML
+
+    return read_profile(file)
 
 
 def _made(folder: Path) -> Path:

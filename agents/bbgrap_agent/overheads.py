@@ -27,9 +27,9 @@ from bbgrap.protocol.message_layout import unpack
 from bbgrap.runtime.blocked import aligned_empty
 from bbgrap.runtime.execution import SlicePlan
 from bbgrap.runtime.schedule import BufferSpec, LocalPart, LocalSend, Schedule
-from bbgrap.tdl.work import Work
 from bbgrap.transport.identity import TlsIdentity
 from bbgrap.transport.tcp import TcpDataPlane
+from bbgrap.work import Work
 from bbgrap.zoo.builder import Builder
 from bbgrap_agent.deployment import Deployment
 from bbgrap_agent.speed_fitting import Sample, typical

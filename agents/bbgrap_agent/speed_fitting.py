@@ -17,7 +17,7 @@ import numpy as np
 
 from bbgrap.cluster.types import Speed
 from bbgrap.graph.types import Array
-from bbgrap.tdl.work import Work
+from bbgrap.work import Work
 
 Check = Callable[[], None]
 """What a measurement calls now and then: it raises an error when that is to end."""

@@ -66,7 +66,6 @@ from bbgrap_agent.executor import Executor
 from bbgrap_agent.introduction import introduce
 from bbgrap_agent.link_measurement import AnsweredPeers, measure_links, unreachable
 from bbgrap_agent.loading import load, reachable
-from bbgrap_agent.machine_probe import measure_machine
 from bbgrap_agent.pipe import FROM_WORKER, TO_WORKER, Pipe
 from bbgrap_agent.progress import WorkerProgress
 from bbgrap_agent.sequence_states import DEFAULT_BYTES, PART, SequenceStates
@@ -186,9 +185,7 @@ class Worker:
                 executor.post(lambda: executor.allow_pings(peers))
             case Measure(measurement):
                 self._measure(
-                    measurement,
-                    lambda check: Measured(measurement, measure_machine(self._join, check, identity=self._identity), ""),
-                    lambda fault: Measured(measurement, None, fault),
+                    measurement, lambda check: self._measured(measurement, check), lambda fault: Measured(measurement, None, fault)
                 )
             case MeasureLinks(measurement, peers):
                 others = reachable(peers, self._settings.coordinator_host)
@@ -221,6 +218,12 @@ class Worker:
                 self._executor.post(give_back_arena)
 
         self._later(measure, failed, self._measuring)
+
+    def _measured(self, number: int, check: Check) -> Measured:
+        # Here and not above: most workers never measure, and all shall be ready soon.
+        from bbgrap_agent.machine_probe import measure_machine
+
+        return Measured(number, measure_machine(self._join, check, identity=self._identity), "")
 
     def _later(self, work: Callable[[], FromWorker | None], failed: Callable[[str], FromWorker], pool: Pool | None = None) -> None:
         """Do something that takes long in a thread of its own; what it returns, or `failed` of its error, is said.

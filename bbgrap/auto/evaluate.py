@@ -22,7 +22,7 @@ from bbgrap.program.dictionaries import dictionary_devices_of
 from bbgrap.program.steps import Apply, Program
 from bbgrap.shapemap import ShapeMap
 from bbgrap.tdl import LocalOp, can_make
-from bbgrap.tdl.work import Work
+from bbgrap.work import Work
 
 TILES_PER_SECOND = 2_500
 """Tiles that are looked at per second of the time that a search may take: a fifth of what one core manages, so that the budget ends first

@@ -14,7 +14,7 @@ import numpy as np
 from bbgrap.auto.evaluate import Evaluator
 from bbgrap.planners.plan import Tile, Tiles
 from bbgrap.planners.search import Costs, Edge, TileChoices
-from bbgrap.tdl.work import Work
+from bbgrap.work import Work
 
 
 def mixtures(evaluator: Evaluator, ingredients: Sequence[Tiles]) -> Iterator[Tiles]:

@@ -74,7 +74,7 @@ def profile(
 def print_profiles(profiles: Sequence[NodeProfile]) -> None:
     """Print what was measured: times of typical pieces of work, node by node, the speeds behind them, and links."""
     from bbgrap.cluster.speeds import PIECES, TYPICAL, shares_of
-    from bbgrap.tdl.work import KINDS
+    from bbgrap.work import KINDS
 
     names = [item.name for item in profiles]
     speeds = [{speed.kind: speed for speed in item.work} for item in profiles]

@@ -9,7 +9,7 @@
         threads: 8
         memory: 16GiB
         memory_bandwidth: 20GB/s
-        work:                                 # speeds by kind of work (bbgrap.tdl.work), with all threads
+        work:                                 # speeds by kind of work (bbgrap.work), with all threads
           conv3x3: {flops: 85GFLOP/s, weights: 20GB/s, maps: 10GB/s, overhead: 10us}
           matmul: 60 GFLOP/s                  # operations alone
         kernels: {conv3x3_64_56: 85.5}        # single layers, for people: GFLOP/s

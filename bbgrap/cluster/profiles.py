@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from bbgrap.errors import ClusterFileError
-from bbgrap.tdl.work import Work
+from bbgrap.work import Work
 
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """How fast a node does one kind of work (`bbgrap.tdl.work.KINDS`), with all its threads.
+    """How fast a node does one kind of work (`bbgrap.work.KINDS`), with all its threads.
 
         seconds = overhead_s + flops / flops_per_s + weight bytes / weight_bytes_per_s + map bytes / map_bytes_per_s
 

@@ -11,7 +11,7 @@ from bbgrap.cluster.documents import keys, shown
 from bbgrap.cluster.reading_wires import WiringDocument
 from bbgrap.cluster.types import COORDINATOR, Cluster, KernelRate, Link, LinkProfile, Network, NodeProfile, Speed
 from bbgrap.cluster.units import FLOPS, RATES, SIZES, TIMES
-from bbgrap.tdl.work import KINDS
+from bbgrap.work import KINDS
 
 CLUSTER_KEYS = ("nodes", "network", "groups", "coordinator_on", "topology", "wires")
 NODE_KEYS = ("name", "share", "group", "machine", "cores", "threads", "memory", "memory_bandwidth", "kernels", "work", "links")

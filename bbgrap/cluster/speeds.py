@@ -11,7 +11,7 @@ from dataclasses import replace
 from statistics import median
 
 from bbgrap.cluster.profiles import NodeProfile, Speed
-from bbgrap.tdl.work import KINDS, Work
+from bbgrap.work import KINDS, Work
 
 
 def _convolution(kind: str, kernel: int, inputs: int, outputs: int, size: int, group: int = 1) -> Work:

@@ -21,7 +21,7 @@ from bbgrap.cluster import Cluster
 from bbgrap.cluster.speeds import DEFAULT_WORK, speeds_of, speeds_together
 from bbgrap.cluster.types import ETHERNET, Link, NodeProfile, Speed
 from bbgrap.cluster.wires import Route
-from bbgrap.tdl.work import Work
+from bbgrap.work import Work
 
 COLD_MESSAGE_S = 80e-6
 """What a message costs at either end beyond one of many in a row, which profiles measure: right after a kernel nothing of the code that

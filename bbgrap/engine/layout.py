@@ -17,7 +17,7 @@ from weakref import WeakValueDictionary
 import numpy as np
 import onnxruntime as ort
 
-from bbgrap.engine.load import optimized
+from bbgrap.engine.optimizing import optimized
 from bbgrap.engine.sessions import JOINS_AXES, SEGMENTS_WITHOUT, make_session
 from bbgrap.errors import ModelError
 from bbgrap.graph.onnx_crops import crops_to_pools

@@ -8,8 +8,7 @@ operators only; where it does not, or where onnxruntime cannot write what it mad
 
 from __future__ import annotations
 
-import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,19 +16,15 @@ import numpy as np
 import onnxruntime as ort
 
 from bbgrap.engine.current_opset import in_current_opset
+from bbgrap.engine.optimizing import optimized
 from bbgrap.engine.quantized import FLOAT_FUSIONS, is_quantized
-from bbgrap.engine.sessions import make_session, open_session, session_options
+from bbgrap.engine.sessions import make_session
 from bbgrap.engine.true_types import typed_graph
 from bbgrap.errors import ModelError
 from bbgrap.graph.onnx_free import fixed_sizes, has_free_inputs, moving_axes
-from bbgrap.graph.onnx_io import OnnxModel, as_model_error, parse_model, read_model, with_input_shapes
+from bbgrap.graph.onnx_io import OnnxModel, as_model_error, read_model, with_input_shapes
 from bbgrap.graph.onnx_read import checker_fault
-from bbgrap.graph.types import Array, Graph
-
-_OUTSIDE_BYTES = 1024
-"""onnxruntime writes larger weights to a file of their own: the protobuf then stays below its 2 GB limit."""
-
-_WEIGHTS_FILE = "weights.bin"
+from bbgrap.graph.types import Graph
 
 _WITH_BODIES = ("If", "Loop", "Scan", "SequenceMap")
 
@@ -127,26 +122,3 @@ def loads_again(folded: OnnxModel) -> bool:
     except ModelError:
         return False
     return True
-
-
-def optimized(
-    data: bytes, weights: Mapping[str, Array], level: ort.GraphOptimizationLevel, name: str, without: Sequence[str] = ()
-) -> OnnxModel:
-    """Return what onnxruntime makes of a model at a level; `weights` are those whose bytes are not in it.
-
-    `without` names optimisations that are left out.
-
-    Raises:
-        ModelError: if onnxruntime cannot load the model.
-    """
-    with tempfile.TemporaryDirectory(prefix="bbgrap-") as folder:
-        directory = Path(folder)
-        file = directory / "model.onnx"
-        options = session_options(threads=1)
-        options.graph_optimization_level = level
-        options.optimized_model_filepath = str(file)
-        options.add_session_config_entry("session.optimized_model_external_initializers_file_name", _WEIGHTS_FILE)
-        options.add_session_config_entry("session.optimized_model_external_initializers_min_size_in_bytes", str(_OUTSIDE_BYTES))
-        options.add_session_config_entry("session.disable_prepacking", "1")  # nothing will be run
-        open_session(data, options, weights, without)
-        return parse_model(file.read_bytes(), directory, name)  # its weights stay mapped after their file is gone

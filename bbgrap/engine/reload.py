@@ -20,7 +20,8 @@ from pathlib import Path
 
 import onnxruntime as ort
 
-from bbgrap.engine.load import folded, load_graph, loads_again, optimized
+from bbgrap.engine.load import folded, load_graph, loads_again
+from bbgrap.engine.optimizing import optimized
 from bbgrap.engine.sessions import JOINS_AXES
 from bbgrap.engine.true_types import typed_graph
 from bbgrap.errors import ModelError

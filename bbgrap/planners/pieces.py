@@ -6,7 +6,8 @@ from bbgrap.graph import Graph, Node
 from bbgrap.planners.plan import Tile
 from bbgrap.shapemap import Interval, ShapeMap
 from bbgrap.tdl import Descriptions, Part, input_regions, output_regions
-from bbgrap.tdl.work import Work, WorkCounter
+from bbgrap.tdl.work import WorkCounter
+from bbgrap.work import Work
 
 Regions = tuple[ShapeMap | None, ...]
 PieceRegions = tuple[Regions, tuple[ShapeMap, ...]]

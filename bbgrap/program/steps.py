@@ -27,7 +27,7 @@ from bbgrap.program.encodings import WireType, wire_bytes, wire_of
 from bbgrap.shapemap import ShapeMap, subtract_all
 from bbgrap.tdl import LocalOp
 from bbgrap.tdl.language import ReducerKind
-from bbgrap.tdl.work import NO_WORK, Work
+from bbgrap.work import NO_WORK, Work
 
 BufferId = int
 

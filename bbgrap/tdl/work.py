@@ -1,8 +1,7 @@
-"""How much work a piece of a node is, and of which kind: what a cost model multiplies by measured speeds.
+"""How much work a piece of a node is, and of which kind (`bbgrap.work`): what a cost model multiplies by measured speeds.
 
-Kinds are what a machine does at different speeds, not operators: a convolution of one point is a matrix product that reads blocked
-maps, a product with one row reads its weights and hardly computes. An activation right behind a convolution or product is done while
-its result is written (onnxruntime fuses them), and costs nothing of its own; a sum that joins a skip reads one map more.
+An activation right behind a convolution or product is done while its result is written (onnxruntime fuses them), and costs nothing of
+its own; a sum that joins a skip reads one map more.
 """
 
 from __future__ import annotations
@@ -15,46 +14,13 @@ from bbgrap.graph import Graph, Node
 from bbgrap.shapemap import Interval, ShapeMap
 from bbgrap.tdl.analysis import flops, input_regions, output_regions
 from bbgrap.tdl.language import Description, Descriptions
-
-KINDS: Mapping[str, str] = {
-    "conv1x1": "convolutions of one point",
-    "conv3x3": "convolutions 3 x 3",
-    "conv": "convolutions with other kernels, transposed ones, and those of fewer than four input channels",
-    "depthwise": "convolutions with few channels per group",
-    "conv_int8": "convolutions of bytes",
-    "depthwise_int8": "convolutions of bytes with few channels per group",
-    "matmul": "matrix products with many rows",
-    "matvec": "matrix products with few rows, which mostly read their weights",
-    "matmul_int8": "matrix products of bytes",
-    "pool": "maxima and means over windows or whole maps",
-    "normalize": "softmax, layer normalisation and the like",
-    "elementwise": "functions of single elements",
-    "elementwise_int8": "functions of single elements of bytes, each with its scale",
-    "move": "transposes, concatenations, paddings, resizings: bytes that change place",
-    "other": "everything else",
-    "segment": "starting a segment, and copying the maps at its borders, by bytes that enter",
-    "message": "packing, sending, receiving and unpacking one message, per end",
-}
-"""Kinds of work, and what they are."""
+from bbgrap.work import NO_WORK, Work
 
 FEW_ROWS = 8
 """Products with up to so many rows count as `matvec`: chosen."""
 
 FEW_CHANNELS = 4
 """Convolutions with up to so many input channels per group run at another speed: the first layer, or depthwise ones."""
-
-
-@dataclass(frozen=True, slots=True)
-class Work:
-    """A piece of work: floating point operations, bytes of weights read, bytes of maps read and written."""
-
-    kind: str
-    flops: int = 0
-    weight_bytes: int = 0
-    map_bytes: int = 0
-
-
-NO_WORK = Work("elementwise")
 
 
 class WorkCounter:

@@ -8,14 +8,13 @@ from collections.abc import Sequence
 from typing import Self
 
 import zmq
-from zmq.utils.monitor import recv_monitor_message
 
 from bbgrap.errors import AccessError, ClusterUnavailableError, RemoteProtocolError, UsageError
 from bbgrap.protocol.addresses import split_address
 from bbgrap.protocol.messages import BytesLike
 from bbgrap.transport import frame_pieces
 from bbgrap.transport.channel import Channel, open_channel
-from bbgrap.transport.control_sockets import SESSION_BYTES, is_ipv6, set_limits, why_unknown
+from bbgrap.transport.control_sockets import SESSION_BYTES, is_ipv6, read_monitor, set_limits, why_unknown
 from bbgrap.transport.locks import CLOSED, FAILED, ClientLock, FindLock, no_lock, refusal, was_closed
 
 
@@ -103,8 +102,7 @@ class ControlClient:
     def _look(self) -> None:
         """Note what ZeroMQ tells of the connection."""
         while self._monitor.poll(0):
-            message = recv_monitor_message(self._monitor)
-            event, value = int(message["event"]), int(message["value"])
+            event, value = read_monitor(self._monitor)
             self._broken = self._broken or event == zmq.EVENT_DISCONNECTED
             self._failures += was_closed(event, value)
             why = refusal(self.lock, self.address, event, value, closed=self._failures >= self._closed_before_sure)

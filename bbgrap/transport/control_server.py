@@ -12,7 +12,6 @@ from typing import NamedTuple
 
 import zmq
 from zmq.utils import z85
-from zmq.utils.monitor import recv_monitor_message
 
 from bbgrap.errors import UsageError
 from bbgrap.protocol.addresses import split_address
@@ -20,7 +19,7 @@ from bbgrap.protocol.messages import BytesLike
 from bbgrap.transport import frame_pieces
 from bbgrap.transport.admission import KeyCheck, ThrottledListener
 from bbgrap.transport.channels import Channels
-from bbgrap.transport.control_sockets import SESSION_BYTES, is_ipv6, set_limits, why_unknown
+from bbgrap.transport.control_sockets import SESSION_BYTES, is_ipv6, read_monitor, set_limits, why_unknown
 from bbgrap.transport.locks import NOBODY, ServerLock
 
 MAX_SESSIONS = 16_384
@@ -67,7 +66,7 @@ class ControlServer:
         with self.socket.get_monitor_socket(zmq.EVENT_LISTENING) as monitor:
             try:
                 self.socket.bind(bind)
-                self._listener = ThrottledListener(int(recv_monitor_message(monitor)["value"]))
+                self._listener = ThrottledListener(read_monitor(monitor)[1])
             except zmq.ZMQError as error:
                 self._stop()
                 if error.errno == zmq.EADDRINUSE:

@@ -16,10 +16,10 @@ from types import ModuleType
 from typing import Any
 
 import zmq
-from zmq.utils.monitor import recv_monitor_message
 
 from bbgrap.errors import AccessError, ClusterUnavailableError, UsageError
 from bbgrap.protocol.addresses import split_address
+from bbgrap.transport.control_sockets import read_monitor
 from bbgrap.transport.locks import ClientLock
 
 MDNS = "mdns"
@@ -160,6 +160,6 @@ class _Handshakes:
             time.sleep(_TICK_MS / 1e3)
             return ""
         for monitor, _ in self._poller.poll(_TICK_MS):
-            if isinstance(monitor, zmq.Socket) and recv_monitor_message(monitor)["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+            if isinstance(monitor, zmq.Socket) and read_monitor(monitor)[0] == zmq.EVENT_HANDSHAKE_SUCCEEDED:
                 return self._monitors[monitor]
         return ""

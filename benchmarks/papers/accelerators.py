@@ -21,7 +21,7 @@ from bbgrap.compiler.predict import Predictor
 from bbgrap.costmodel.clock import run_clock
 from bbgrap.costmodel.messages import NetworkModel
 from bbgrap.program.steps import Program
-from bbgrap.tdl.work import KINDS
+from bbgrap.work import KINDS
 
 UNITS = 16
 """Processing units of an accelerator, one a vault: chosen; the paper says neither how many there are nor how many vaults."""

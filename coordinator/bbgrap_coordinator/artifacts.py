@@ -3,7 +3,7 @@
     STATE/plans/JOB/variants    names, reports, schedules and segments (the protocol's schema), and where each weight lies
     STATE/plans/JOB/weights     the weights, each once, aligned; mapped, never read as a whole
     STATE/plans/JOB/inherited   the weights of the plan that it was scaled from: a second name of that file
-    STATE/plans/JOB/tiles       how the first variants are cut, for plans that are scaled from them
+    STATE/plans/JOB/tiles       how the first variants are cut, for plans that are scaled from them (`plan_tiles`)
 
 Laws: all files are on the disk when `sync_artifacts` returns; what `read_artifacts` returns keeps every law of a deployment, whatever
 the files hold, for who wrote them has read a stranger's model.
@@ -34,7 +34,6 @@ from bbgrap.control.planned_variant import PlannedVariant
 from bbgrap.errors import BbgrapError, PlanError
 from bbgrap.graph.types import STORABLE, Array, DType, TensorType
 from bbgrap.graph.weights import digest_of
-from bbgrap.planners.plan import Plan, Tile
 from bbgrap.protocol.checks import check_deploy
 from bbgrap.protocol.limits import MAX_REPORT_BYTES, Digest, Length, Name
 from bbgrap.protocol.messages import Deploy, Peer
@@ -48,7 +47,7 @@ ALIGNMENT = 64
 MAX_VARIANTS_BYTES = 512 << 20
 """Of the file without weights. Chosen: above eight reports and as many schedules with their segments as large as a message may be."""
 
-_VARIANTS, _WEIGHTS, _INHERITED, _TILES = "variants", "weights", "inherited", "tiles"
+_VARIANTS, _WEIGHTS, _INHERITED, TILES = "variants", "weights", "inherited", "tiles"
 
 T = TypeVar("T")
 
@@ -79,19 +78,6 @@ class _Made:
     variants: tuple[_Variant, ...]
     places: Mapping[Digest, _Place]
     inherited: Mapping[Digest, _Place]
-
-
-@dataclass(frozen=True, slots=True)
-class VariantTiles:
-    """How a variant is cut, for which shapes."""
-
-    shapes: Mapping[Name, tuple[int, ...]]
-    tiles: Mapping[str, tuple[Tile, ...]]
-
-
-@dataclass(frozen=True, slots=True)
-class _Cuts:
-    variants: tuple[VariantTiles, ...]
 
 
 class MappedWeights(Mapping[str, Array]):
@@ -152,28 +138,9 @@ def write_artifacts(folder: Path, variants: Sequence[PlannedVariant], base: Path
 def _places(base: Path) -> Mapping[str, _Place]:
     """Return where the weights of a folder lie in its file; none if it cannot be read."""
     try:
-        return _built(_Made, _content(base / _VARIANTS)).places
+        return read_form(_Made, base / _VARIANTS).places
     except (SchemaError, OSError, ValueError, TypeError):
         return {}
-
-
-def write_tiles(folder: Path, shapes: Mapping[str, tuple[int, ...]], plans: Sequence[Plan]) -> None:
-    """Write how the first variants of a folder are cut.
-
-    Raises:
-        OSError: if it cannot be written.
-    """
-    cuts = _Cuts(tuple(VariantTiles(shapes, plan.tiles) for plan in plans))
-    with (folder / _TILES).open("xb") as stream:
-        stream.write(msgpack.packb(cuts, default=plain_form))
-
-
-def read_tiles(folder: Path) -> tuple[VariantTiles, ...]:
-    """Return how the first variants of a folder are cut, in their order; none if that is not there."""
-    try:
-        return _built(_Cuts, _content(folder / _TILES)).variants
-    except (SchemaError, OSError, ValueError, TypeError, LookupError, RecursionError):
-        return ()
 
 
 def sync_artifacts(folder: Path) -> None:
@@ -182,7 +149,7 @@ def sync_artifacts(folder: Path) -> None:
     Raises:
         OSError: if it is not there, or the disk does not take it.
     """
-    for name in (_VARIANTS, _WEIGHTS, _INHERITED, _TILES):
+    for name in (_VARIANTS, _WEIGHTS, _INHERITED, TILES):
         with suppress(FileNotFoundError), _opened(folder / name) as stream:
             os.fsync(stream.fileno())
     sync_folder(folder)
@@ -216,6 +183,15 @@ def digest_on_disk(folder: Path) -> str | None:
             return hashlib.file_digest(stream, "sha256").hexdigest()
     except OSError:
         return None
+
+
+def read_form(kind: type[T], path: Path) -> T:
+    """Return what a file of a job's folder holds, in the protocol's schema.
+
+    Raises:
+        SchemaError, OSError, ValueError, TypeError, LookupError, RecursionError: if it holds something else.
+    """
+    return _built(kind, _content(path))
 
 
 def _built(kind: type[T], content: bytes) -> T:
@@ -356,7 +332,7 @@ class ArtifactFolders:
 
     def nbytes(self, job: int) -> int:
         """Return the bytes that a job's files take; 0 if there are none."""
-        return sum(_size(self.path(job) / name) for name in (_VARIANTS, _WEIGHTS, _TILES))
+        return sum(_size(self.path(job) / name) for name in (_VARIANTS, _WEIGHTS, TILES))
 
     def keep_only(self, jobs: set[int]) -> None:
         """Remove whatever belongs to no job of these."""

@@ -29,7 +29,8 @@ from bbgrap.program.steps import (
 )
 from bbgrap.shapemap import ShapeMap, subtract_all
 from bbgrap.tdl import Descriptions, LocalOp, can_make, localize, output_regions
-from bbgrap.tdl.work import Work, WorkCounter
+from bbgrap.tdl.work import WorkCounter
+from bbgrap.work import Work
 
 Narrow = Callable[[Apply, ShapeMap], tuple[LocalOp, Work] | None]
 """Returns how an operation makes a region of its one output, and what that costs; None if nobody can tell."""

@@ -11,7 +11,7 @@ from bbgrap_agent.kernels import kernel_times, measure_network, networks, works
 from bbgrap.engine.sessions import make_session
 from bbgrap.errors import ExecutionError
 from bbgrap.graph.onnx_write import write_graph
-from bbgrap.tdl.work import KINDS
+from bbgrap.work import KINDS
 
 UNSEEN = {"other", "segment", "message"}
 """Kinds that no kernel is of."""

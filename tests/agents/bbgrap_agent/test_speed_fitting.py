@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from bbgrap.cluster.speeds import TYPICAL
 from bbgrap.cluster.types import Speed
-from bbgrap.tdl.work import Work
+from bbgrap.work import Work
 
 amounts = st.tuples(st.integers(0, 10**9), st.integers(0, 10**7), st.integers(0, 10**7))
 rates = st.just(0.0) | st.floats(1e8, 1e12)

@@ -28,7 +28,7 @@ from bbgrap.planners.options import PlanOptions
 from bbgrap.protocol.client_messages import BRINGING, FEEDING, Progress
 from bbgrap.protocol.version import VERSION
 from bbgrap.session import InferenceSession
-from bbgrap.tdl.work import KINDS
+from bbgrap.work import KINDS
 from tests.bbgrap.cli.given_inputs import FORMS, write_files
 from tests.bbgrap.cli.models import write_model
 from tests.known_agents import known_cluster

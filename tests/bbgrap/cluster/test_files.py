@@ -9,7 +9,7 @@ from bbgrap.cluster.files import cluster_text, has_wires, profile_text, read_clu
 from bbgrap.cluster.types import COORDINATOR, ETHERNET, LOCAL, Link, Network, Speed
 from bbgrap.cluster.wires import NO_WIRES, Wire, Wiring
 from bbgrap.errors import ClusterFileError
-from bbgrap.tdl.work import KINDS
+from bbgrap.work import KINDS
 
 EXAMPLES = Path(__file__).parents[3] / "deploy" / "clusters"
 

@@ -17,7 +17,7 @@ from bbgrap.cluster.speeds import (
     speeds_of,
     speeds_together,
 )
-from bbgrap.tdl.work import KINDS
+from bbgrap.work import KINDS
 
 MEASURED = tuple(speed for speed in DEFAULT_WORK if speed.kind in {"conv1x1", "conv3x3", "matmul"})
 

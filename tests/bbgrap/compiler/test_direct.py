@@ -20,7 +20,8 @@ from bbgrap.planners.plan import Plan, Tile, whole_output
 from bbgrap.planners.registry import make_plan
 from bbgrap.program.statistics import traffic_bytes
 from bbgrap.program.steps import Apply, Compute, Program, Send, check_program
-from bbgrap.tdl.work import NO_WORK, work_of
+from bbgrap.tdl.work import work_of
+from bbgrap.work import NO_WORK
 from tests.random_models import clusters, networks, plan_options, plans
 
 

@@ -16,7 +16,7 @@ from bbgrap.planners.pieces import Pieces
 from bbgrap.planners.plan import check_plan
 from bbgrap.planners.registry import make_plan
 from bbgrap.program.statistics import statistics_of
-from bbgrap.tdl.work import KINDS
+from bbgrap.work import KINDS
 from bbgrap.zoo import build
 
 SLOW = Network(Link(1e12, 1.0))

@@ -12,21 +12,15 @@ from bbgrap_coordinator.artifacts import (
     ArtifactFolders,
     digest_on_disk,
     read_artifacts,
-    read_tiles,
     write_artifacts,
-    write_tiles,
 )
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bbgrap.cluster import Cluster
 from bbgrap.engine.standby import standby_of
 from bbgrap.errors import PlanError
 from bbgrap.graph.weights import digest_of
-from bbgrap.planners.options import PlanOptions
-from bbgrap.planners.registry import make_plan
 from bbgrap.runtime.joined_requests import JoinedInput
-from bbgrap.zoo import build
 from tests.coordinator.made import ARRAYS, DEVICE, HOST, variant
 from tests.sequence_models import decoder
 
@@ -177,16 +171,6 @@ def test_a_file_that_was_cut_off_while_it_was_mapped_is_refused(folder):
     with pytest.raises(PlanError, match="do not lie in a file of 8"):
         read_artifacts(folder)
     assert found.artifacts.weights
-
-
-def test_how_a_plan_is_cut_is_read_as_it_was_written(folder):
-    graph = build("tiny")
-    plan = make_plan(graph, Cluster.even(2), PlanOptions())
-    write_tiles(folder, {"input": (1, 3, 32, 32)}, [plan])
-    (cut,) = read_tiles(folder)
-    assert (cut.shapes, cut.tiles) == ({"input": (1, 3, 32, 32)}, plan.tiles)
-    (folder / "tiles").write_bytes(msgpack.packb([[[{}, {"node": [[0, [[[[5, 3]]]], None]]}]]]))
-    assert read_tiles(folder) == ()
 
 
 @pytest.mark.parametrize(
