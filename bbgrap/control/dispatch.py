@@ -206,7 +206,7 @@ class Requests:
         variant.used = now
         request.overtook = {member.name: member.finished for member in there}
         if message.record:
-            request.trace = OpenTrace(variant.devices)
+            request.trace = OpenTrace(variant.devices, len(variant.nodes))
         if request.sequence is not None:
             return self.sequences.start(request, request.sequence, variant)
         # What is compared later must not be where the client can write.
@@ -244,7 +244,7 @@ class Requests:
         self.table.renumber(request)
         variant.queue.running[request.number] = now
         if request.message.record:
-            request.trace = OpenTrace(variant.devices)
+            request.trace = OpenTrace(variant.devices, len(variant.nodes))
         return self.sequences.start(request, request.sequence, variant)
 
     def recorded(self, member: Member, message: Recorded) -> list[CoordinatorInstruction]:

@@ -1,8 +1,14 @@
 """Stories of traced requests: events in, answers out."""
 
+from dataclasses import replace
+
+import pytest
+
 from bbgrap.control import coordinator_events as ce
+from bbgrap.errors import RemoteProtocolError
 from bbgrap.protocol import client_messages as c
 from bbgrap.protocol import messages as m
+from bbgrap.protocol.status_messages import ReadStatus, Status
 from tests.bbgrap.control.tiny_plans import record_of
 from tests.bbgrap.control.wire import ready_wire, standby_wire
 
@@ -102,3 +108,18 @@ def test_records_name_the_devices_of_the_copy_that_ran_whatever_was_prepared():
     calls = [wire.run(record=True) for _ in range(2)]
     wire.settle()
     assert {wire.answer(call).devices for call in calls} == {("a", "coordinator"), ("b", "coordinator")}
+
+
+def test_a_record_of_messages_with_a_device_that_is_not_there_is_refused_and_the_status_is_told_all_the_same():
+    wire = ready_wire("a", "b")
+    call, number, epoch = running(wire)
+    first, second = wire.agents.values()
+    strange = replace(record_of(0), labels=tuple(replace(label, peer=3) for label in record_of(0).labels))
+    with pytest.raises(RemoteProtocolError, match=r"'a' speaks of device 3; there are 0 to 2"):
+        wire.coordinator.handle(ce.FromPeer(first.identity, m.Recorded(epoch, number, strange)), wire.now)
+    wire.to_agent(second, m.Recorded(epoch, number, record_of(1)))
+    wire.to_coordinator(ce.RequestDone(number, (), (), record_of(2)))
+    wire.until_answered(call)
+    assert wire.answer(call).records == ()
+    (said,) = (told for told in wire.coordinator.handle(ce.FromPeer(b"reader", ReadStatus(1, 0)), wire.now))
+    assert isinstance(said.message, Status)
