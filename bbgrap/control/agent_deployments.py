@@ -10,7 +10,7 @@ it was loaded is not loaded again.
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
@@ -59,8 +59,8 @@ class AgentDeployments:
         self._doubtful = 0
         self._recent: tuple[int, ...] = ()
         self._abandoned: deque[Abandon] = deque(maxlen=MAX_ABANDONED)
-        self._late: Counter[tuple[str, int]] = Counter()
-        """Answers that will come to what was asked in a state, of epochs that were released meanwhile."""
+        self._late: dict[int, str] = {}
+        """The states in which epochs were released whose worker looked for weights or loaded: of each one answer will come."""
 
     @property
     def ready(self) -> tuple[int, ...]:
@@ -86,17 +86,14 @@ class AgentDeployments:
         evicted = self._evict()
         tracker = Tracker(Lifecycle.AGENT_DEPLOYMENT, f"epoch {deploy.epoch}")
         self.by_epoch[deploy.epoch] = _Deployment(deploy, tracker, heard=now)
-        return [*evicted, *([_check(deploy)] if self.has_worker and not self._is_awaited(deploy.epoch) else [])]
+        # Answers of two loads of an epoch may change places: the worker begins when it has told of the last one.
+        return [*evicted, *([_check(deploy)] if self.has_worker and deploy.epoch not in self._late else [])]
 
-    def _is_awaited(self, epoch: int) -> bool:
-        """Whether the worker will still tell of an epoch that was released meanwhile: answers of two loads of it may change places."""
-        return self._late["offered", epoch] + self._late["loading", epoch] > 0
-
-    def _is_late(self, state: str, epoch: int) -> bool:
-        """Whether an answer that has come is one of those."""
-        if not self._late[state, epoch]:
+    def _is_late(self, epoch: int, *states: str) -> bool:
+        """Whether an answer that has come is that to an offer that was released in one of these states."""
+        if self._late.get(epoch) not in states:
             return False
-        self._late[state, epoch] -= 1
+        del self._late[epoch]
         return True
 
     def _evict(self) -> list[AgentInstruction]:
@@ -127,9 +124,8 @@ class AgentDeployments:
         deployment = self.by_epoch.pop(epoch, None)
         if deployment is None:
             return []
-        state = deployment.tracker.state
-        if self.has_worker and event != "load failed" and state in {"offered", "loading"} and not self._is_awaited(epoch):
-            self._late[state, epoch] += 1
+        if self.has_worker and event != "load failed" and deployment.tracker.state in {"offered", "loading"}:
+            self._late.setdefault(epoch, deployment.tracker.state)
         deployment.tracker.move(event)
         return [Release(epoch)] if self.has_worker else []
 
@@ -151,7 +147,7 @@ class AgentDeployments:
     def checked(self, event: WeightsChecked, now: float) -> list[AgentInstruction]:
         """Load a deployment whose weights are here, or ask for those that are not."""
         deployment = self.by_epoch.get(event.epoch)
-        if self._is_late("offered", event.epoch):
+        if self._is_late(event.epoch, "offered"):
             return [] if deployment is None else [_check(deployment.deploy)]
         if deployment is None:
             return []
@@ -182,7 +178,8 @@ class AgentDeployments:
     def loaded(self, event: DeploymentLoaded, now: float) -> list[AgentInstruction]:
         """Say that a deployment is ready, or why it cannot be; ask for weights that were damaged on disk meanwhile."""
         deployment = self.by_epoch.get(event.epoch)
-        if self._is_late("loading", event.epoch) or deployment is None:
+        # What cannot look for weights says so as what cannot load.
+        if self._is_late(event.epoch, "offered", "loading") or deployment is None:
             # Released while it was loading: what was loaded goes again, and if it is wanted again it is loaded anew.
             return [Release(event.epoch), *([] if deployment is None else [_check(deployment.deploy)])]
         if event.fault:

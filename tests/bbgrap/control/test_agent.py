@@ -304,6 +304,17 @@ def test_an_epoch_that_is_offered_again_waits_for_its_own_load():
     assert m.Deployed(1, 0.1) in agent.said
 
 
+def test_an_epoch_that_is_offered_again_after_its_weights_could_not_be_looked_for_is_looked_for_again():
+    """A worker that can open no file answers that as a load that has failed."""
+    agent = Driven()
+    agent.tell(deploy_of(1))
+    agent.tell(m.Release(1))
+    agent.handle(ae.DeploymentLoaded(1, 0.0, "no file of weights can be opened"))
+    assert agent.said == []
+    agent.tell(deploy_of(1))
+    assert [type(each) for each in agent.done] == [ae.CheckWeights]
+
+
 def test_what_was_loaded_while_a_crash_computed_is_loaded_first():
     """Nobody knows which of both ended the worker: loaded alone, it either does so again or is innocent."""
     agent = Driven()
