@@ -31,13 +31,15 @@ LONGEST_QUARANTINE_S = 3600.0
 class _Doubt:
     """A worker was ended while it loaded an epoch and computed for another one."""
 
-    member: Member
     message: WorkerLost
     request: Request | None
 
 
 class Blame:
-    """Who is in doubt, by agent."""
+    """Who is in doubt, by agent.
+
+    Invariants: `_doubts` are of agents that are there.
+    """
 
     def __init__(self, loading: Loading, planning: Planning, requests: Requests) -> None:
         """Start without any doubt."""
@@ -66,7 +68,7 @@ class Blame:
                 return self._blame(member, message, message.loading, None, now)
             if computed and not loaded and (variant := self.loading.by_epoch.get(message.epoch)) is not None and not variant.plan.is_proven:
                 return self._blame(member, message, message.epoch, request, now)
-            self._doubts[member.name] = _Doubt(member, message, request)
+            self._doubts[member.name] = _Doubt(message, request)
             if request is not None:
                 request.blamed = member.name
             return []
@@ -78,7 +80,11 @@ class Blame:
         if doubt is None or doubt.message.loading != epoch:
             return []
         del self._doubts[member.name]
-        return self._blame(member, doubt.message, doubt.message.epoch, doubt.request, now) if doubt.member is member else []
+        return self._blame(member, doubt.message, doubt.message.epoch, doubt.request, now)
+
+    def forget(self, member: Member) -> None:
+        """An agent is gone: whoever comes back under its name says nothing of what has ended its worker."""
+        self._doubts.pop(member.name, None)
 
     def overdue(self, now: float) -> list[CoordinatorInstruction]:
         """Try again what was not run for long enough."""

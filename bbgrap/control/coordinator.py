@@ -302,6 +302,7 @@ class CoordinatorMachine:
         self.statistics.went(self.status.node(member), how, now)
         self.members.remove(member, event)
         self.links.lost(member)
+        self.blame.forget(member)
         variants = self.loading.part(member, now)
         return [
             Log(f"agent '{member.name}' {verb}; {len(self.members.by_name)} left", event=how, node=member.name),

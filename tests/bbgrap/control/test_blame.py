@@ -1,11 +1,13 @@
 """What has ended a worker, as the coordinator concludes it."""
 
+import gc
 from dataclasses import replace
 
 import pytest
 
 from bbgrap.control import coordinator_events as ce
 from bbgrap.control.blame import FIRST_QUARANTINE_S
+from bbgrap.control.request import Request
 from bbgrap.protocol import client_messages as c
 from bbgrap.protocol import messages as m
 from tests.bbgrap.control.tiny_plans import MODEL
@@ -150,3 +152,19 @@ def test_a_request_that_has_ended_one_worker_each_on_the_plan_and_its_standby_is
     assert [any(variant.epoch == epoch for variant in plan.variants) for plan, epoch in zip(plans, epochs, strict=True)] == [True, True]
     assert "has ended the workers of agents and is not run again: 'a': it crashed; 'a': it crashed" in wire.answer(call).reason
     assert not any(plan.quarantine for plan in plans)
+
+
+def test_a_request_is_not_kept_for_a_doubt_of_an_agent_that_is_gone():
+    """Each machine that was short of memory, and never came back, kept a request with all its inputs."""
+    wire = ready_wire("a", "b")
+    wire.until_answered(wire.call(lambda n: c.PrepareModel(n, MODEL, {"x": (3, 2)}, wire.options)))
+    computed, loaded = wire.coordinator.planning.plans.values()
+    call = wire.run(payload=(b"inputs of doubt",))
+    wire.deliver_all()
+    (request,) = wire.started
+    ended = m.WorkerLost("out of memory", computed.variants[0].epoch, request, m.EndedBy.MEMORY, loaded.variants[0].epoch)
+    say(wire, "a", ended)
+    say(wire, "a", m.Leave("for good"))
+    wire.until_answered(call)
+    gc.collect()
+    assert not [each for each in gc.get_objects() if isinstance(each, Request) and each.message.payload == (b"inputs of doubt",)]
