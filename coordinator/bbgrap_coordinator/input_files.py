@@ -52,10 +52,11 @@ class InputFiles:
 
 @dataclass(frozen=True, slots=True)
 class InputsStored:
-    """The inputs of a request have been written."""
+    """The inputs of a request have been written; with a `fault` they are nowhere."""
 
     identity: RoutingId
     message: RunModel
+    fault: str = ""
 
 
 class IncomingRequests:
@@ -85,8 +86,17 @@ class IncomingRequests:
         if taken and taken + size > MAX_WRITING_BYTES:
             return f"the inputs of {len(self._writing)} requests, {taken:,} bytes, wait for the disk already"
         self._writing[caller] = size
-        self._pool.submit(lambda: self._put(InputsStored(identity, replace(message, payload=self._files.store(message.payload)))))
+        self._pool.submit(self._store, identity, message)
         return ""
+
+    def _store(self, identity: RoutingId, message: RunModel) -> None:
+        """Write inputs; whoever waits for them is told in any case."""
+        try:
+            stored = InputsStored(identity, replace(message, payload=self._files.store(message.payload)))
+        except Exception as error:
+            _log.exception("inputs of a sequence cannot be kept")
+            stored = InputsStored(identity, message, f"its inputs cannot be kept: {str(error) or type(error).__name__}")
+        self._put(stored)
 
     def cancel(self, identity: RoutingId, call: int) -> None:
         """Nobody waits for a request any more."""

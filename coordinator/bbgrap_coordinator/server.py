@@ -183,7 +183,10 @@ class Server:
             if isinstance(event, Planned):
                 self._storage.made(event.job)
             if isinstance(event, InputsStored):
-                if (message := self._incoming.stored(event)) is not None:
+                message = self._incoming.stored(event)
+                if message is not None and event.fault:
+                    self._say(event.identity, Failed(message.call, Fault.BUSY, f"coordinator: {event.fault}; submit again later"))
+                elif message is not None:
                     self._handle(FromPeer(event.identity, message))
             elif event is not None:
                 self._handle(event)

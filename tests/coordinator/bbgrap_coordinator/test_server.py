@@ -34,8 +34,8 @@ from bbgrap.control.coordinator_instructions import (
     ToAgent,
 )
 from bbgrap.planners.options import PlanOptions
-from bbgrap.protocol.client_messages import Ask, ModelFile, RunModel
-from bbgrap.protocol.directions import TO_COORDINATOR
+from bbgrap.protocol.client_messages import Ask, Failed, Fault, ModelFile, RunModel
+from bbgrap.protocol.directions import TO_CLIENT, TO_COORDINATOR
 from bbgrap.protocol.messages import Peer, Welcome
 from bbgrap.transport.control_client import ControlClient
 from bbgrap.transport.control_server import ControlServer
@@ -226,6 +226,37 @@ def test_nobody_else_waits_while_large_inputs_of_a_sequence_are_written(tmp_path
         assert house.script.heard[1].message == request
 
     in_house(tmp_path, act, inputs=files)
+
+
+class FullFiles(InputFiles):
+    """There is room neither on disk nor in memory, and then there is."""
+
+    full = True
+
+    def store(self, inputs):
+        if self.full:
+            self.full = False
+            raise MemoryError
+        return super().store(inputs)
+
+
+def test_a_request_whose_inputs_find_no_room_is_answered_and_may_be_said_again(tmp_path):
+    """It was never answered, nor taken again, and its place stayed taken."""
+    request = RunModel(1, "ab" * 32, 9.0, (), (bytes(LARGE_BYTES),), sequence=1)
+
+    def act(house):
+        with ControlClient(house.context, house.control.address) as client:
+            client.send(TO_COORDINATOR.encode(request))
+            frames = []
+            house.until(lambda: frames.append(client.receive()) or frames[-1])
+            assert TO_CLIENT.decode(frames[-1]) == Failed(
+                1, Fault.BUSY, "coordinator: its inputs cannot be kept: MemoryError; submit again later"
+            )
+            client.send(TO_COORDINATOR.encode(request))
+            house.until(lambda: house.script.heard)
+        assert house.script.heard[0].message == request
+
+    in_house(tmp_path, act, inputs=FullFiles(tmp_path))
 
 
 class Chain(Script):
