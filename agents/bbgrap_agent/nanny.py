@@ -23,7 +23,7 @@ from pathlib import Path
 from bbgrap.control import agent_events as events
 from bbgrap.doctor.cgroups import free_memory_bytes
 from bbgrap.errors import RemoteProtocolError
-from bbgrap.protocol.messages import Abandon, Deploy, Heartbeat
+from bbgrap.protocol.messages import Abandon, Deploy, Heartbeat, Release
 from bbgrap.python_command import python_command
 from bbgrap.transport.identity import TlsIdentity
 from bbgrap.transport.memory_broker import start_broker
@@ -214,6 +214,8 @@ class Nanny:
         elif isinstance(message, Deploy):
             child.timeouts.allow(message)
             child.files.note(message)
+        elif isinstance(message, Release):
+            child.files.forget(message.epoch)
         child.pipe.send(message)
 
     def look(self, now: float) -> Heartbeat | None:

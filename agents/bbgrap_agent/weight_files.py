@@ -78,30 +78,36 @@ def check_limits(error: OSError) -> None:
 class DeployedFiles:
     """The files that the deployments of one worker may have mapped, as its nanny knows them.
 
-    Invariants: noted by one thread; looked at by another, after the worker's end.
+    Invariants: noted by one thread; looked at by another, after the worker's end. `_inodes` are those of each deployment, by its epoch.
     """
 
     def __init__(self, directory: Path) -> None:
         """Know of none yet."""
         self._directory = directory
-        self._inodes: dict[Path, int] = {}
+        self._inodes: dict[int, dict[Path, int]] = {}
 
     def note(self, deploy: Deploy) -> None:
         """Note the files of a deployment, before its worker loads it."""
+        inodes = self._inodes[deploy.epoch] = dict[Path, int]()
         for digest in deploy.weight_types:
             path = weight_file(self._directory, digest)
             # What is not on disk is in the worker's memory.
             with suppress(OSError):
                 if path is not None:
-                    self._inodes[path] = path.stat().st_ino
+                    inodes[path] = path.stat().st_ino
+
+    def forget(self, epoch: int) -> None:
+        """A deployment is released: its files may go, which is no damage."""
+        self._inodes.pop(epoch, None)
 
     def drop_damaged(self) -> str:
         """Remove those that are damaged; return in words which they are, empty if none is.
 
         Contents are looked at only if all sizes are right, for that takes a second per gigabyte.
         """
+        known = {path: inode for inodes in tuple(self._inodes.values()) for path, inode in inodes.items()}
         for content in (False, True):
-            faults = {path.name: fault for path, inode in tuple(self._inodes.items()) if (fault := _dropped_for(path, inode, content))}
+            faults = {path.name: fault for path, inode in known.items() if (fault := _dropped_for(path, inode, content))}
             if faults:
                 named = [f"'{name}': {fault}" for name, fault in list(faults.items())[:_NAMED]]
                 more = len(faults) - len(named)

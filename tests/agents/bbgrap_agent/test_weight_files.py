@@ -1,9 +1,12 @@
 """Files of the weights cache: damage is found without mapping them, and those that ended a worker are named and removed."""
 
 import os
+from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from bbgrap_agent.nanny import Nanny
 from bbgrap_agent.weight_files import DeployedFiles, fault_of, weight_file
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,7 +14,7 @@ from hypothesis import strategies as st
 from bbgrap.compiler.artifacts import SegmentModel, WeightRef
 from bbgrap.graph.types import DType, TensorType
 from bbgrap.graph.weights import digest_of
-from bbgrap.protocol.messages import Deploy
+from bbgrap.protocol.messages import Deploy, Release
 from bbgrap.runtime.schedule import Schedule
 
 
@@ -96,6 +99,23 @@ def test_what_another_agent_has_found_damaged_is_not_blamed_on_the_model(tmp_pat
     saved(tmp_path, B)
     assert set(files.drop_damaged().split("; ")) == {f"'{gone.name}': it is gone", f"'{anew.name}': it was written anew"}
     assert anew.exists()
+
+
+def test_what_was_released_is_not_blamed_for_the_end_of_a_worker(tmp_path):
+    """Its files make room for others, and a model that crashes its workers counted as a damaged file: it was never given up."""
+    first, second = (saved(tmp_path, array) for array in (A, B))
+    files = DeployedFiles(tmp_path)
+    files.note(deploy_of(A))
+    files.note(replace(deploy_of(A, B), epoch=2))
+    nanny = Nanny(None, None, None)
+    nanny._child = SimpleNamespace(files=files, pipe=SimpleNamespace(send=lambda message: None))
+    nanny.tell(Release(2))
+    second.unlink()
+    assert files.drop_damaged() == ""
+    first.unlink()
+    assert files.drop_damaged() == f"'{first.name}': it is gone"
+    nanny.tell(Release(1))
+    assert files.drop_damaged() == ""
 
 
 def test_a_reason_names_some(tmp_path):
