@@ -41,6 +41,8 @@ _TABLES = {
 
 _FIRST_INCARNATIONS = 1 << 24
 """The first incarnation of a state directory is one of these, by chance: agents may still hold epochs of one that is gone."""
+_MAX_INCARNATION = 1 << 30
+"""Epochs of larger ones could not be sent; nobody starts a coordinator so often."""
 
 T = TypeVar("T")
 
@@ -75,7 +77,7 @@ class StateDatabase:
         self._lock = _locked(directory)
         try:
             self._database = _opened(directory / "state.db")
-            self.incarnation = (self.number("incarnation") or secrets.randbelow(_FIRST_INCARNATIONS)) + 1
+            self.incarnation = (self._last_incarnation() or secrets.randbelow(_FIRST_INCARNATIONS)) + 1
             self.set_number("incarnation", self.incarnation)
         except sqlite3.Error as error:
             os.close(self._lock)
@@ -92,6 +94,14 @@ class StateDatabase:
         """Return a number that was kept; 0 if there is none."""
         row = self._database.execute("SELECT value FROM numbers WHERE name = ?", (name,)).fetchone()
         return int(row[0]) if row is not None and isinstance(row[0], int) else 0
+
+    def _last_incarnation(self) -> int:
+        """Return that of the last start; 0 if there was none, or it is damaged."""
+        last = self.number("incarnation")
+        if 0 <= last < _MAX_INCARNATION:
+            return last
+        _log.warning("incarnation %d in the state directory is none, and is dropped", last)
+        return 0
 
     def set_number(self, name: str, value: int) -> None:
         """Keep a number."""

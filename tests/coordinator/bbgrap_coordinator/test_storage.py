@@ -14,6 +14,8 @@ from bbgrap_coordinator.storage import Storage
 from bbgrap.cluster.types import NodeProfile
 from bbgrap.control.coordinator_instructions import RemoveProfile, SaveModel, SavePlan, SaveProfile
 from bbgrap.errors import UsageError
+from bbgrap.protocol.directions import TO_AGENT
+from bbgrap.protocol.messages import Release
 from tests.coordinator.crashing import DIGEST, FILE
 from tests.coordinator.made import ARRAYS, plan, variant
 
@@ -84,6 +86,16 @@ def test_the_incarnation_grows_at_every_start(tmp_path):
     assert found == list(range(found[0], found[0] + 5))
     assert found[0] > 0
     assert found[-1] << 32 < 2**63
+
+
+@pytest.mark.parametrize("damaged", [-7, 1 << 40])
+def test_an_incarnation_that_is_none_is_dropped(tmp_path, damaged, caplog):
+    """Agents took no epoch of it, or none could be sent to them."""
+    state = StateDatabase(tmp_path)
+    state.set_number("incarnation", damaged)
+    state.close()
+    assert TO_AGENT.decode(TO_AGENT.encode(Release((incarnation_of(tmp_path) + 1 << 32) - 1)))
+    assert f"incarnation {damaged} in the state directory is none" in caplog.text
 
 
 def test_a_second_coordinator_is_refused(tmp_path):
