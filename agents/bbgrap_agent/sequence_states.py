@@ -4,7 +4,7 @@
 
 A request says which one it goes on from, and what it leaves bears its own number. So one that was interrupted, or whose answer was lost,
 is repeated from the last whole state. Arrays are never changed, so sequences share them. Laws: bounded in bytes; beyond, the sequences
-that were used least lately go first, and are remembered for a while as having had to.
+that were used least lately go first, and are remembered for a while as having had to; of the last one, what it went on from goes before it.
 """
 
 from __future__ import annotations
@@ -55,9 +55,13 @@ class SequenceStates:
 
     def keep(self, owner: Owner, request: int, arrays: Sequence[Array]) -> None:
         """Take what a request leaves."""
-        self._put(owner, {**self._states.get(owner, {}), request: tuple(arrays)})
+        left = tuple(arrays)
+        self._put(owner, {**self._states.get(owner, {}), request: left})
         while self.nbytes > self.limit or len(self._states) > MAX_SEQUENCES:
             oldest = next(iter(self._states))
+            if len(self._states) == 1 and len(self._states[owner]) > 1:
+                self._put(owner, {request: left})
+                continue
             self.drop(oldest)
             self._gone[oldest] = None
             if len(self._gone) > MAX_GONE:

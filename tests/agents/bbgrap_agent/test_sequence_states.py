@@ -47,6 +47,17 @@ def test_what_was_used_least_lately_makes_room_and_it_is_said():
     assert states.nbytes == 0
 
 
+def test_a_state_of_more_than_half_of_the_memory_goes_on():
+    states = SequenceStates(limit=12)
+    states.keep((7, 1), 10, row(1))
+    for before in range(10, 13):
+        assert states.begin((7, 1), before) is not None
+        states.keep((7, 1), before + 1, row(before))
+        assert states.nbytes == 8
+    assert not states.why((7, 1))
+    assert states.begin((7, 1), 12) is None  # what was interrupted is computed anew
+
+
 def test_a_fork_has_what_its_origin_has_without_a_copy():
     states = SequenceStates()
     (kept,) = row(1)
