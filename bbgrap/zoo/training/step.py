@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from bbgrap.errors import ModelError
+from bbgrap.graph.lower import remove_dead
 from bbgrap.graph.types import Array, DType, Graph, Node
 from bbgrap.zoo.builder import Builder
 from bbgrap.zoo.training.gradients import RULES
@@ -42,6 +43,7 @@ def step_of(network: Graph, *, rate: float = RATE, momentum: float = MOMENTUM) -
     Raises:
         ModelError: if a node has an operator, or a form of it, that there is no gradient for, or the output is no row of logits per sample.
     """
+    network = remove_dead(network)  # of what has no part in the output there is no gradient
     b = Builder(f"{network.name}-step")
     for name in network.inputs:
         b.input(name, network.types[name].known_shape, network.types[name].dtype)

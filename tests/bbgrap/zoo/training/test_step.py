@@ -188,6 +188,15 @@ def test_what_has_no_gradient_is_refused_by_name(layer, said):
         training.step_of(graph)
 
 
+def test_layers_that_have_no_part_in_the_output_are_not_trained():
+    b = Builder("aside", (2, 6))
+    x = b.dense("input", "first", 5)
+    b.act("Sigmoid", b.dense(x, "aside", 4), "gate")
+    step = training.step_of(b.graph(b.dense(x, "last", 3)))
+    assert parameters(step) == ["first.weight", "first.bias", "last.weight", "last.bias"]
+    assert not any("aside" in name for name in step.graph.types)
+
+
 def test_an_output_that_is_no_row_of_logits_is_refused():
     b = Builder("maps", (1, 4, 8, 8))
     with pytest.raises(ModelError, match=r"expected an output \[batch, classes\], got 'conv' \[1, 2, 8, 8\]"):
