@@ -185,7 +185,8 @@ class Requests:
             if request.sequence is not None and self.sequences.is_lost(request.sequence):
                 done += self._fail_lost(request, request.sequence, "what held it is gone")
             elif self.assigner.fits_nowhere(plan, request, self.table.now):
-                done += self.table.fail(request.number, "failed", Fault.INPUT, NO_PROGRAM.format(request.number))
+                fault = Fault.EXECUTION if request.message.reads else Fault.INPUT
+                done += self.table.fail(request.number, "failed", fault, NO_PROGRAM.format(request.number))
         return done
 
     def _fail_lost(self, request: Request, sequence: Sequence, why: str) -> list[CoordinatorInstruction]:

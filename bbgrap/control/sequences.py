@@ -29,7 +29,8 @@ from bbgrap.protocol.messages import TensorHeader
 from bbgrap.runtime.schedule import Schedule
 
 NO_PROGRAM = (
-    "request {}: nothing that is loaded takes it, with its shapes and what came before it; states are read on nodes with whole models"
+    "request {}: nothing that is loaded takes it, with its shapes and what came before it; states are read on nodes with whole models,"
+    " which need all inputs since the first"
 )
 
 MAX_SEQUENCES = 16_384
@@ -161,7 +162,7 @@ class Sequences:
         return any(sequence.state == request for sequence in self._known.values())
 
     def is_lost(self, sequence: Sequence) -> bool:
-        """Whether the state is gone, and what it was made of, too."""
+        """Whether the state is gone, and what it was made of is gone, too."""
         return sequence.steps > 0 and sequence.given is None and self.home(sequence) is None
 
     def start(self, request: Request, sequence: Sequence, variant: Variant) -> list[CoordinatorInstruction]:
@@ -235,6 +236,8 @@ def fits(variant: Variant, sequence: Sequence, request: Request) -> bool:
     if artifacts.further is None or (request.message.reads and artifacts.reading is None):
         return False
     at_home = sequence.epoch == variant.epoch
+    if sequence.steps and sequence.given is None and not at_home:
+        return False
     coming = sequence.coming(request.message, at_home=at_home)
     begins = not at_home or not sequence.seen
     return all(_takes(artifacts.host if begins and not n else artifacts.further, given.inputs) for n, given in enumerate(coming))

@@ -1,0 +1,16 @@
+"""Sequences whose inputs are not kept any more: what is left of them is right, or said to be lost."""
+
+from bbgrap.control import sequences
+from bbgrap.protocol import client_messages as c
+from tests.bbgrap.control.test_sequences import counters, total
+
+
+def test_a_state_whose_inputs_are_not_kept_cannot_be_read_from_a_plan_over_several_nodes_and_stays_there(monkeypatch):
+    wire = counters("a", "b", "c")
+    monkeypatch.setattr(sequences, "MAX_KEPT_BYTES", 0)
+    assert [total(wire, 1, step, 1) for step in range(3)] == [1, 2, 3]
+    call = wire.read_of(1, 3)
+    wire.until_answered(call)
+    assert wire.answer(call).fault is c.Fault.EXECUTION
+    assert "need all inputs since the first" in wire.answer(call).reason
+    assert total(wire, 1, 3, 1) == 4
