@@ -28,7 +28,7 @@ from bbgrap.control.request_recovery import RequestRecovery
 from bbgrap.control.request_statistics import RequestStatistics
 from bbgrap.control.scaled_plans import learn
 from bbgrap.control.sequence import Sequence
-from bbgrap.control.sequences import NO_PROGRAM, Sequences
+from bbgrap.control.sequences import NO_PROGRAM, NOT_KEPT, Sequences
 from bbgrap.control.spare_plans import SparePlans
 from bbgrap.control.standby import Standbys
 from bbgrap.control.synthetic_requests import SyntheticRequests
@@ -183,7 +183,7 @@ class Requests:
         done: list[CoordinatorInstruction] = []
         for request in [self.open[number] for number in plan.waiting]:
             if request.sequence is not None and self.sequences.is_lost(request.sequence):
-                done += self._fail_lost(request, request.sequence, "what held it is gone")
+                done += self._fail_lost(request, request.sequence, NOT_KEPT)
             elif self.assigner.fits_nowhere(plan, request, self.table.now):
                 fault = Fault.EXECUTION if request.message.reads else Fault.INPUT
                 done += self.table.fail(request.number, "failed", fault, NO_PROGRAM.format(request.number))
@@ -241,6 +241,8 @@ class Requests:
         variant = self.loading.by_epoch.get(request.epoch)
         if variant is None or request.sequence is None:
             return []
+        if self.sequences.is_lost(request.sequence):
+            return self._fail_lost(request, request.sequence, NOT_KEPT)
         del variant.queue.running[request.number]
         self.table.renumber(request)
         variant.queue.running[request.number] = now

@@ -32,6 +32,7 @@ NO_PROGRAM = (
     "request {}: nothing that is loaded takes it, with its shapes and what came before it; states are read on nodes with whole models,"
     " which need all inputs since the first"
 )
+NOT_KEPT = "what held it is gone, and its inputs are not kept"
 
 MAX_SEQUENCES = 16_384
 """At once; the one that is idle for longest makes room."""
@@ -162,8 +163,8 @@ class Sequences:
         return any(sequence.state == request for sequence in self._known.values())
 
     def is_lost(self, sequence: Sequence) -> bool:
-        """Whether the state is gone, and what it was made of is gone, too."""
-        return sequence.steps > 0 and sequence.given is None and self.home(sequence) is None
+        """Whether the state is gone, or was being made anew, and what it was made of is gone, too."""
+        return sequence.steps > 0 and sequence.given is None and (self.home(sequence) is None or sequence.seen < sequence.steps)
 
     def start(self, request: Request, sequence: Sequence, variant: Variant) -> list[CoordinatorInstruction]:
         """Run on a variant what comes next of a sequence: an old request while its state is made anew, then this one."""
