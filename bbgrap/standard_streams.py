@@ -1,4 +1,4 @@
-"""Standard streams that a process was started without."""
+"""Standard streams: those that a process was started without, and what is left in them at its end."""
 
 from __future__ import annotations
 
@@ -19,3 +19,18 @@ def open_closed_streams() -> None:
             os.set_inheritable(opened, True)  # noqa: FBT003,RUF100 - it has no keyword
         if getattr(sys, name) is None:
             setattr(sys, name, open(number, "r" if name == "stdin" else "w"))  # noqa: PTH123,SIM115 - a descriptor, for good
+
+
+def write_out() -> str:
+    """Write what standard output still holds; return why that cannot be, empty if it was. What cannot be written is dropped.
+
+    Python itself would try it at the very end, and answer with a remark of its own and the exit code 120.
+    """
+    try:
+        sys.stdout.flush()
+    except OSError as error:
+        nothing = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nothing, sys.stdout.fileno())
+        os.close(nothing)
+        return "" if isinstance(error, BrokenPipeError) else error.strerror or str(error)
+    return ""

@@ -43,8 +43,10 @@ from bbgrap.cli.output import report_error, say
 from bbgrap.errors import BbgrapError
 from bbgrap.settings.options import SettingsGroup, take_files
 from bbgrap.settings.version import Version
-from bbgrap.standard_streams import open_closed_streams
+from bbgrap.standard_streams import open_closed_streams, write_out
 from bbgrap.stop_signals import stop_signals
+
+_UNWRITTEN = "the output cannot be written: {}"
 
 
 class _Group(SettingsGroup):
@@ -56,7 +58,13 @@ class _Group(SettingsGroup):
         # What follows `exec` may be another program's.
         ours = args.index("exec") if next((arg for arg in args if not arg.startswith("-")), "") == "exec" else len(args)
         rest = [arg for arg in args[:ours] if arg != "--debug"]
-        return super().parse_args(ctx, args if len(rest) == ours else ["--debug", *rest, *args[ours:]])
+        try:
+            return super().parse_args(ctx, args if len(rest) == ours else ["--debug", *rest, *args[ours:]])
+        except OSError as error:  # of `--help` and `--version`, which print before there is a command
+            if isinstance(error, BrokenPipeError):
+                raise
+            report_error(_UNWRITTEN.format(error.strerror or error))
+            raise typer.Exit(1) from None
 
     def invoke(self, ctx: typer.Context) -> object:  # type: ignore[override]  # typer's own name for the type
         """Run the command; an error becomes a line and an exit code."""
@@ -83,7 +91,7 @@ def _verdict(error: Exception) -> tuple[str, int] | None:
     if isinstance(error, OSError) and error.filename is not None:
         return f"'{error.filename}': {error.strerror or error}", 1
     if isinstance(error, OSError) and error.errno == errno.ENOSPC:
-        return f"the output cannot be written: {error.strerror}", 1
+        return _UNWRITTEN.format(error.strerror), 1
     what = f"unexpected {type(error).__name__}: {error}"
     return f"{what}; this is a fault of bbgrap: run it again with --debug and report what you see", 1
 
@@ -151,5 +159,11 @@ def run() -> None:
     for number in stop_signals():
         if signal.getsignal(number) is signal.SIG_DFL:
             signal.signal(number, _end)
-    with whole_words():
-        app(prog_name="bbgrap")
+    try:
+        with whole_words():
+            app(prog_name="bbgrap")
+    except SystemExit as end:
+        why = write_out()
+        if why and not end.code:
+            report_error(_UNWRITTEN.format(why))
+        sys.exit(end.code or int(bool(why)))

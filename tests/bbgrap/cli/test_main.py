@@ -234,3 +234,20 @@ def test_models_of_lists_and_dictionaries_are_inspected_and_simulated(run, tmp_p
     simulated = run("simulate", tmp_path / "chances.onnx", "--agents", 2)
     assert simulated.exit_code == 0
     assert "verified against plain onnxruntime" in simulated.stdout
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="only Linux has a disk that is always full")  # noqa: PTH110 - a device
+@pytest.mark.parametrize("argument", ["zoo", "--version", "--help"])
+def test_a_full_disk_behind_the_output_is_said_in_one_line(argument):
+    with open("/dev/full", "w") as full:  # noqa: PTH123 - a device
+        done = subprocess.run(["bbgrap", argument], stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert (done.returncode, done.stderr) == (1, "bbgrap: the output cannot be written: No space left on device\n")
+
+
+def test_nothing_is_said_of_a_reader_that_has_read_enough():
+    reading, writing = os.pipe()
+    os.close(reading)
+    buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    done = subprocess.run(["bbgrap", "zoo"], stdout=writing, stderr=subprocess.PIPE, text=True, env=buffered, check=False)
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (0, "")
