@@ -10,6 +10,7 @@ works in may say how a model is run (`PROJECT_KEYS`), but not with whom, with wh
 
 from __future__ import annotations
 
+import difflib
 import os
 import stat
 import tomllib
@@ -132,7 +133,9 @@ def _check_project(path: Path, tables: Mapping[str, Any]) -> None:
         if isinstance(value, Mapping):
             _check_project(path, value)
         elif name not in PROJECT_KEYS:
+            near = difflib.get_close_matches(name, sorted(PROJECT_KEYS), 1, cutoff=0.8)
             raise UsageError(
                 f"settings file '{path}': '{name}' may not stand in a project's file, which may be a stranger's;"
-                f" put it in the user's file, or name this one by {CONFIG} if you trust it"
+                + (f" did you mean '{near[0]}'? Else" if near else "")
+                + f" put it in the user's file, or name this one by {CONFIG} if you trust it"
             )

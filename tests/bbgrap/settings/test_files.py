@@ -62,6 +62,12 @@ def test_a_projects_file_says_neither_with_whom_nor_with_which_files(places, sai
         read_files()
 
 
+def test_a_slip_in_a_projects_file_is_told_what_it_should_be(places):
+    places[1].write_text("[bbgrap]\nplaner = 'tofu'")
+    with pytest.raises(UsageError, match="did you mean 'planner'"):
+        read_files()
+
+
 @pytest.mark.parametrize("content", [b"[bbgrap", b"\xff\xfe", b"a = 1\na = 2"])
 def test_a_file_that_is_no_toml(places, content):
     places[0].write_bytes(content)
