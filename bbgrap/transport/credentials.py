@@ -63,7 +63,8 @@ class Credentials:
         if file is None:
             raise AccessError(
                 f"the coordinator at {address} wants a token: give --token-file FILE, or set {TOKEN};"
-                " 'bbgrap token create NAME' makes one on the coordinator's machine"
+                " 'bbgrap token create NAME' makes one on the coordinator's machine, for agents with --role agent."
+                " A coordinator of your own on this machine needs none: start it first"
             )
         source = f"token file '{file}'"
         try:

@@ -94,7 +94,7 @@ def refusal(lock: ClientLock | None, address: str, event: int, value: int, *, cl
     if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH and lock is not None:
         return (
             f"the coordinator at {address} does not know the key of {lock.source}: it was revoked, has expired, or was never made there;"
-            " get a new one there with 'bbgrap token create'"
+            " get a new one there with 'bbgrap token create', for agents with --role agent"
         )
     if event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL and value == zmq.PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH:
         if lock is None:

@@ -49,7 +49,9 @@ JOIN = "join"
 MAX_ENTRIES = 4096
 """Keys that are kept; of more, those that were taken back first are forgotten, and then no more are made."""
 
-SHUT_OUT = "its key was revoked, or has expired; get a new token on the coordinator's machine ('bbgrap token create')"
+SHUT_OUT = (
+    "its key was revoked, or has expired; get a new token on the coordinator's machine: 'bbgrap token create', for agents with --role agent"
+)
 
 KeyAnswer = ClientAnswer | Enrolled | Refused
 

@@ -69,7 +69,7 @@ def test_a_file_is_read_at_every_connection(tmp_path):
 
 def test_without_any_one_is_told_how_to_get_one():
     for address in (HERE, THERE):
-        with pytest.raises(AccessError, match="give --token-file FILE, or set BBGRAP_TOKEN"):
+        with pytest.raises(AccessError, match=r"give --token-file FILE, or set BBGRAP_TOKEN.*--role agent.*start it first"):
             Credentials().lock(address)
 
 
