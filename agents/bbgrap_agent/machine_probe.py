@@ -48,7 +48,7 @@ NEEDED_BYTES = 224 << 20
 _log = logging.getLogger("bbgrap.agent")
 
 
-def measure_machine(join: Join, check: Check, budget_s: float = BUDGET_S, identity: TlsIdentity | None = None) -> NodeProfile:
+def measure_machine(join: Join, check: Check, identity: TlsIdentity | None = None) -> NodeProfile:
     """Measure this machine, without its links; requests that run meanwhile disturb it, and it them. `identity`: of its data plane.
 
     Raises:
@@ -57,7 +57,7 @@ def measure_machine(join: Join, check: Check, budget_s: float = BUDGET_S, identi
     if (free := free_memory_bytes()) < NEEDED_BYTES:
         raise ExecutionError(f"it takes {NEEDED_BYTES >> 20} MiB of memory, and {free >> 20} MiB are left here")
     bandwidth = rounded(memory_bandwidth())
-    samples = work_samples(join.threads, budget_s, check, identity)
+    samples = work_samples(join.threads, check, identity)
     return NodeProfile(
         join.name,
         cores=join.cores,
@@ -69,12 +69,12 @@ def measure_machine(join: Join, check: Check, budget_s: float = BUDGET_S, identi
     )
 
 
-def work_samples(threads: int, budget_s: float, check: Check, identity: TlsIdentity | None = None) -> dict[str, list[Sample]]:
+def work_samples(threads: int, check: Check, identity: TlsIdentity | None) -> dict[str, list[Sample]]:
     """Return measured pieces of work by kind, of every kind that can be measured; as they last where this process is held back."""
-    samples = kernel_samples(threads, budget_s, check)
-    samples["segment"] = segment_samples(threads, _OVERHEADS * budget_s)
+    samples = kernel_samples(threads, BUDGET_S, check)
+    samples["segment"] = segment_samples(threads, _OVERHEADS * BUDGET_S)
     check()
-    samples["message"] = message_samples(_OVERHEADS * budget_s, identity)
+    samples["message"] = message_samples(_OVERHEADS * BUDGET_S, identity)
     throttling = look(threads)
     if throttling.part < FREE:
         _log.info("this process runs %.0f %% of the time, %.1f ms at a stretch", 100 * throttling.part, 1e3 * throttling.stretch_s)

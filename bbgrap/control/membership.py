@@ -211,7 +211,7 @@ class Members:
         member.tracker.move("Join")
         return member
 
-    def welcome(self, member: Member, keep: tuple[int, ...] = ()) -> ToAgent:
+    def welcome(self, member: Member, keep: tuple[int, ...]) -> ToAgent:
         """Return the answer to a `Join`; of what the agent holds it shall keep these epochs."""
         return ToAgent(member.identity, Welcome(member.number, HEARTBEAT_S, DEAD_AFTER_S, keep, member.first_request))
 

@@ -12,13 +12,12 @@ import sys
 import tempfile
 import traceback
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
 
 from bbgrap.cluster.types import Cluster
-from bbgrap.control.planned_variant import PlannedVariant
 from bbgrap.control.uploads import MAX_MODEL_BYTES
 from bbgrap.engine.growing_state import is_of_any_length, prepare_growing
 from bbgrap.engine.prepare import PreparedVariant, prepare_graph, prepare_like, prepare_sequences
@@ -38,7 +37,6 @@ from bbgrap_coordinator.plan_tiles import read_tiles, write_tiles
 from bbgrap_coordinator.planner_process import SCRATCH, PlannerReply, PlanTask, Task, fault_of
 
 Prepare = Callable[[Graph, Cluster, PlanOptions], tuple[PreparedVariant, ...]]
-Standby = Callable[[Path, Sequence[tuple[str, str]], Sequence[tuple[str, int]]], PlannedVariant]
 
 FIRST_TO_GO = "500"
 """Of 1,000, what Linux adds to this process when memory runs out and one must end: its end costs one plan, that of others every request."""
@@ -52,12 +50,12 @@ FILES = 4096
 _log = logging.getLogger("bbgrap.coordinator")
 
 
-def main(prepare: Prepare = prepare_graph, standby: Standby = standby_of) -> None:
+def main(prepare: Prepare = prepare_graph) -> None:
     """Plan until the coordinator ends."""
     write_logs(inherited_format())
     with suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text(FIRST_TO_GO)
-    maker = _Maker(prepare, standby)
+    maker = _Maker(prepare)
     channel = Connection(int(sys.argv[2]))
     with suppress(EOFError, ConnectionError):  # the coordinator has ended
         task: Task = channel.recv()
@@ -93,15 +91,14 @@ class _Maker:
     Invariants: `_models` are those of which plans were made last.
     """
 
-    def __init__(self, prepare: Prepare, standby: Standby) -> None:
+    def __init__(self, prepare: Prepare) -> None:
         self._prepare = prepare
-        self._standby = standby
         self._models: OrderedDict[str, ReloadedModel] = OrderedDict()
 
     def make(self, task: Task) -> None:
         """Fill a task's folder."""
         if task.plan is None:
-            write_artifacts(task.folder, (self._standby(task.model, task.state, task.top),))
+            write_artifacts(task.folder, (standby_of(task.model, task.state, task.top),))
             return
         os.nice(max(0, NICE - os.nice(0)))
         model, plan = self._model(task), task.plan

@@ -169,7 +169,7 @@ class Storage:
         for other in [other for other in self._kept if other != job]:
             if len(self._kept) <= self._max_plans and sum(kept.nbytes for kept in self._kept.values()) <= self._max_bytes:
                 return
-            if not self._loaded.intersection(self._kept[other].epochs | {other}):
+            if not self._loaded.intersection(self._kept[other].epochs):
                 self._forget(other)
 
     def _forget(self, job: int) -> None:
