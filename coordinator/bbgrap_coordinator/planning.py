@@ -82,8 +82,7 @@ class PlanningQueue:
 
     def start(self) -> None:
         """Start the process, unless it is there; its imports go on while others do what they have to."""
-        with self._lock:
-            self._alive()
+        self._renew()
 
     def begin(self, models: ModelStore, folders: ArtifactFolders, answer: OnPlanned) -> None:
         """Do jobs from now on; `answer` is called from another thread."""
@@ -121,14 +120,17 @@ class PlanningQueue:
             self._child.process.kill()
             self._doomed = True
 
-    def _alive(self) -> PlannerProcess:
-        """Return the process; a new one if it has ended."""
-        if self._child is not None and (self._doomed or self._child.process.poll() is not None):
-            self._child.close()
-            self._child, self._doomed = None, False
-        if self._child is None:
-            self._child = PlannerProcess.start(self._command, self._kind)
-        return self._child
+    def _renew(self) -> None:
+        """Start a process, unless there is one that goes on. Nobody else waits for the end of the last: it may have much to give back."""
+        with self._lock:
+            ended, is_ended = self._child, self._doomed or (self._child is not None and self._child.process.poll() is not None)
+            if is_ended:
+                self._child, self._doomed = None, False
+        if ended is not None and is_ended:
+            ended.close()
+        with self._lock:
+            if self._child is None and not self._closed:
+                self._child = PlannerProcess.start(self._command, self._kind)
 
     # --- the thread -----------------------------------------------------------------------------------------------------------------
 
@@ -147,9 +149,8 @@ class PlanningQueue:
                 event = PlanFailed(job.job, fault_of(error), f"planner: {type(error).__name__}: {error}{_SEE_LOG}")
             with self._lock:
                 wanted, self._running = self._running is job, None
-                if not self._closed:
-                    with suppress(OSError):  # it is tried again for the next job, which then fails
-                        self._alive()
+            with suppress(OSError):  # it is tried again for the next job, which then fails
+                self._renew()
             if not wanted or isinstance(event, PlanFailed):
                 folders.remove(job.job)
             if wanted:
@@ -194,10 +195,11 @@ class PlanningQueue:
         return Planned(job.job, variants)
 
     def _reply(self, job: PlanningJob, task: Task) -> PlannerReply:
+        self._renew()
         with self._lock:
-            if self._running is not job:
+            child = self._child
+            if self._running is not job or child is None:
                 return PlannerReply(Fault.PLAN.value, "planner: cancelled")
-            child = self._alive()
         return child.ask(task, self._limit(job))
 
 

@@ -6,6 +6,7 @@ import json
 import os
 import queue
 import signal
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -179,6 +180,30 @@ def test_one_that_is_killed_twice_fails_its_job_and_the_next_one_works(strange):
     assert strange.jobs_on_disk() == []
     strange.plan(2, "some")
     assert strange.answer().reason == "no such trick: some"
+
+
+def test_nobody_waits_for_the_end_of_a_process_that_was_cancelled(strange, monkeypatch):
+    """The coordinator's thread did, and all requests with it: one with gigabytes to give back takes long to end."""
+    ends, may_end, close = threading.Event(), threading.Event(), PlannerProcess.close
+
+    def slowly(process):
+        ends.set()
+        assert may_end.wait(WAIT_S)
+        close(process)
+
+    monkeypatch.setattr(PlannerProcess, "close", slowly)
+    strange.plan(1, "sleeps")
+    while not (strange.folders.path(1) / "weights").exists():
+        time.sleep(0.01)
+    strange.planners.cancel(1)
+    assert ends.wait(WAIT_S)
+    coordinator = threading.Thread(target=strange.plan, args=(2, "some"), daemon=True)
+    coordinator.start()
+    coordinator.join(1.0)
+    is_free = not coordinator.is_alive()
+    may_end.set()
+    assert is_free
+    assert strange.answer().job == 2
 
 
 def test_one_that_died_while_nobody_wanted_anything_is_started_anew(desk):
