@@ -23,7 +23,7 @@ from bbgrap.cluster.types import NodeProfile
 from bbgrap.control import agent_events as events
 from bbgrap.control.agent import AgentMachine
 from bbgrap.control.to_coordinator import Reconnect, ToCoordinator
-from bbgrap.errors import RemoteProtocolError
+from bbgrap.errors import LocalProtocolError, RemoteProtocolError
 from bbgrap.protocol.directions import TO_AGENT, TO_COORDINATOR
 from bbgrap.protocol.inspection import Inspect, Inspected
 from bbgrap.protocol.key_messages import Enrolled
@@ -137,7 +137,10 @@ class Agent:
                 else:
                     self._handle(event)
             case _:
-                self._handle(event)
+                try:
+                    self._handle(event)
+                except LocalProtocolError as error:  # the worker runs models of strangers, and may say anything at any time
+                    self._nanny.end_worker(f"it said what it must not say now: {error}")
 
     def _handle(self, event: events.AgentEvent, now: float | None = None) -> None:
         if self._machine is None:

@@ -227,9 +227,8 @@ class Nanny:
         reason = child.timeouts.look(doing, now, stopped=stopped)
         if not child.ready and now - child.began > START_S:
             reason = f"it was not ready after {START_S:.0f} s"
-        if reason and not child.ended_because:
-            child.ended_because = reason
-            child.process.kill()
+        if reason:
+            self.end_worker(reason)
         if stopped and child.ready:
             return None
         seconds = max(0.0, now - doing.since_ns / 1e9) if doing.request else 0.0
@@ -238,6 +237,12 @@ class Nanny:
         return Heartbeat(
             doing.epoch, doing.request, seconds, doing.steps, child.used_bytes, self._free_bytes, doing.busy_ns / 1e9 + seconds
         )
+
+    def end_worker(self, reason: str) -> None:
+        """End the worker; the next one starts when it has ended."""
+        if self._child is not None and not self._child.ended_because:
+            self._child.ended_because = reason
+            self._child.process.kill()
 
     def ended(self, event: WorkerEnded, now: float) -> events.WorkerDied | None:
         """Take the end of a worker; return it in words, if it was ready."""
