@@ -50,10 +50,11 @@ _log = logging.getLogger("bbgrap.agent")
 
 @dataclass(slots=True)
 class _Arriving:
-    """A weight of which the first `received` bytes are here."""
+    """A weight of which the first `received` bytes are here; the last of them came at `heard`, on the monotonic clock."""
 
     type: TensorType
     content: bytearray
+    heard: float
     received: int = 0
 
 
@@ -153,6 +154,7 @@ class WeightStore:
         if chunk.offset == entry.received:
             entry.content[chunk.offset : chunk.offset + len(content)] = content
             entry.received += len(content)
+            entry.heard = time.monotonic()
         if entry.received < len(entry.content):
             return entry.received, False
         self._finish(chunk.digest, self._arriving.pop(chunk.digest))
@@ -168,7 +170,7 @@ class WeightStore:
             kept = sum(array.nbytes for digest, array in self._memory.items() if digest in self._unsaved)
             beside = f"; {kept} bytes are kept there because the disk does not take them" if kept else ""
             raise ExecutionError(f"weight {chunk.digest[:12]}: it has {chunk.size} bytes, of memory there are {max(0, free)} left{beside}")
-        entry = self._arriving[chunk.digest] = _Arriving(chunk.type, bytearray(chunk.size))
+        entry = self._arriving[chunk.digest] = _Arriving(chunk.type, bytearray(chunk.size), time.monotonic())
         return entry
 
     def _finish(self, digest: str, entry: _Arriving) -> None:
@@ -189,7 +191,12 @@ class WeightStore:
         self._shrink()
 
     def _shrink(self) -> None:
-        """Forget what was used least recently, beyond the limit, and is not the latest nor needed and nowhere else."""
+        """Forget what was used least recently, beyond the limit, and is not the latest nor needed and nowhere else.
+
+        So is what was begun, and did not go on: with its coordinator, or the plan that needs it, it may be gone.
+        """
+        for digest in [digest for digest, entry in self._arriving.items() if time.monotonic() - entry.heard > NEEDED_S]:
+            del self._arriving[digest]
         total = sum(entry.nbytes for entry in self._memory.values())
         for digest in tuple(self._memory)[:-1]:
             if total <= self._memory_bytes:

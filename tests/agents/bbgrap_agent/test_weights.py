@@ -317,3 +317,13 @@ def test_a_file_that_cannot_be_opened_for_want_of_descriptors_is_not_damaged(tmp
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
     assert WeightStore(tmp_path).missing(digests) == ()
+
+
+def test_what_was_begun_and_does_not_go_on_takes_no_memory_for_ever(tmp_path, monkeypatch):
+    """Its coordinator was ended in the middle, and the next one wants other plans."""
+    store, left = WeightStore(tmp_path), chunks(weight(0), 200)
+    assert store.add(left[0]) == (200, False)
+    now = time.monotonic() + weights.NEEDED_S + 1
+    monkeypatch.setattr(weights.time, "monotonic", lambda: now)
+    stored(store, weight(1))
+    assert store.add(left[1]) == (0, False)
