@@ -16,10 +16,10 @@ from bbgrap.cli.output import print_json, print_result, print_table
 def inspect(
     model: Model,
     inputs: GivenInputs,
-    layers: Annotated[bool, typer.Option("--layers", help="List every layer.")] = False,
+    layers: Annotated[bool, typer.Option("--layers", help="List every layer, with the axes along which it splits.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Show a model's operators, shapes, parameters and work, what splits along what, and what stays whole and why.
+    """Show a model's operators, shapes, parameters and work, what stays whole and why, and with --layers what splits along what.
 
     Examples:
         bbgrap inspect zoo:resnet50
