@@ -137,6 +137,16 @@ def test_a_tutorial_can_be_done_from_top_to_bottom(tutorial, reader):
                 reader.do(reader.here(line), elsewhere=block.heading == "On the second laptop")
 
 
+@pytest.mark.docs
+def test_what_one_node_takes_alone_is_what_the_page_shows(folder):
+    """Default speeds are the same everywhere, and one node takes no search: this figure of a page can be compared."""
+    words = ["bbgrap", "plan", "zoo:resnet50", "--agents", "2", "--planner", "bbgrap", "--explain"]
+    surroundings = {**os.environ, "XDG_CACHE_HOME": str(folder / "cache")}
+    said = subprocess.run(words, cwd=folder, env=surroundings, capture_output=True, text=True, check=True).stdout
+    (alone,) = re.findall(r"'node0' alone [\d.]+ ms", said)
+    assert alone in TUTORIALS["read-a-plan"].text
+
+
 @pytest.mark.parametrize("tutorial", TUTORIALS)
 def test_all_that_is_code_in_a_tutorial_is_run_or_a_file(tutorial):
     found = list(blocks(TUTORIALS[tutorial]))
