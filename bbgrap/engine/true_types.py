@@ -64,11 +64,14 @@ def typed_graph(model: OnnxModel, *, hides_sizes: bool = False, known: Mapping[s
             asked.clear()
             continue
         unknown = [name for name, kind in graph.types.items() if kind.shape is None and name not in {*asked, *graph.inputs}]
-        asked.update(unknown)
         found = _declared_by_runtime(graph, seen, unknown) if unknown else {}
         if not found:
             return empty_to_constant(plain_slopes(graph))
-        declared |= found
+        # From shapes more may follow, here and there; of what nobody knows a shape, the type alone is taken.
+        told = {name: kind for name, kind in found.items() if kind.shape is not None}
+        if not told:
+            asked.update(unknown)
+        declared |= told or found
 
 
 def plain_slopes(graph: Graph) -> Graph:
@@ -141,11 +144,19 @@ def _reduces_nothing(graph: Graph, node: Node) -> bool:
 
 
 def _declared_by_runtime(graph: Graph, seen: Mapping[str, TensorType], unknown: list[str]) -> dict[str, TensorType]:
-    """Return what onnxruntime can tell of types that onnx could not infer, where those of `seen` are so."""
-    cut = {name for name in seen if name in graph.producers}
-    nodes = tuple(node for node in graph.nodes if not cut.issuperset(name for name in node.outputs if name))
-    made = tuple(name for name in graph.producers if name in cut)
+    """Return what onnxruntime can tell of types that onnx could not infer, where those that are known are so.
+
+    What is known comes from outside: it may follow from what onnxruntime does not infer. But integers may steer shapes.
+    """
+
+    def is_known(node: Node) -> bool:
+        kinds = {name: graph.types[name] for name in node.outputs if name}
+        return all(name in seen or (kind.shape is not None and kind.dtype is not DType.INT64) for name, kind in kinds.items())
+
+    nodes = tuple(node for node in graph.nodes if not is_known(node))
     read = {name for node in nodes for name in node.reads}
+    cut = {name for node in graph.nodes if is_known(node) for name in node.outputs if name}
+    made = tuple(name for name in graph.producers if name in cut & read)
     weights = {name: weight for name, weight in graph.weights.items() if name in read}  # onnxruntime drops others, and misses them
     outputs = tuple(name for name in unknown if name not in cut)
     asked = replace(graph, nodes=nodes, inputs=(*graph.inputs, *made), outputs=outputs, weights=weights)

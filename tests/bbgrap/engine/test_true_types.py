@@ -20,6 +20,7 @@ from bbgrap.compiler.simulate import simulate
 from bbgrap.engine.kernels import local_kernels
 from bbgrap.engine.load import load_graph
 from bbgrap.engine.prepare import plan_graph
+from bbgrap.engine.reload import ReloadedModel
 from bbgrap.engine.sessions import make_session, open_session, session_options
 from bbgrap.graph import Graph
 from bbgrap.graph.onnx_io import write_graph
@@ -204,3 +205,26 @@ def test_a_file_that_declares_wrong_shapes_is_not_believed(tmp_path: Path) -> No
 def test_a_dimension_of_minus_one_is_free(tmp_path: Path) -> None:
     path = save(tmp_path, [helper.make_node("Relu", ["x"], ["y"])], [-1, 3])
     assert load_graph(path, {"x": (5, 3)}).types["y"].shape == (5, 3)
+
+
+def test_sizes_follow_through_operators_that_onnx_and_shapes_that_onnxruntime_does_not_follow(tmp_path):
+    """Quantized decoders of any length: their heads are split by sizes that are asked of an input, between operators of onnxruntime's."""
+    nodes = [
+        helper.make_node("FusedMatMul", ["x", "w"], ["features"], domain="com.microsoft"),
+        helper.make_node("Shape", ["x"], ["sizes"]),
+        helper.make_node("Gather", ["sizes", "one"], ["words"]),
+        helper.make_node("Concat", ["one", "words", "heads"], ["split"], axis=0),
+        helper.make_node("Reshape", ["features", "split"], ["each"]),
+        helper.make_node("FusedMatMul", ["each", "v"], ["mixed"], domain="com.microsoft"),
+        helper.make_node("Concat", ["one", "words", "rest"], ["join"], axis=0),
+        helper.make_node("Reshape", ["mixed", "join"], ["y"]),
+    ]
+    random = np.random.default_rng(0)
+    weights = {"w": random.random((8, 12), np.float32), "v": random.random((3, 3), np.float32), "one": np.array([1])}
+    weights |= {"heads": np.array([4, -1]), "rest": np.array([-1])}
+    stored = [numpy_helper.from_array(array, name) for name, array in weights.items()]
+    x, y = (helper.make_tensor_value_info(name, F, shape) for name, shape in (("x", [1, "words", 8]), ("y", None)))
+    opsets = [helper.make_opsetid("", 19), helper.make_opsetid("com.microsoft", 1)]
+    onnx.save(helper.make_model(helper.make_graph(nodes, "g", [x], [y], stored), opset_imports=opsets, ir_version=9), tmp_path / "m.onnx")
+    graph = ReloadedModel(tmp_path / "m.onnx").open_graph({"x": (1, 5, 8)}, {"x": frozenset({1})})
+    assert [graph.types[name].shape for name in ("features", "each", "mixed", "y")] == [(1, 5, 12), (1, 5, 4, 3), (1, 5, 4, 3), (1, 5, 12)]
