@@ -14,7 +14,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +69,7 @@ class Decoder:
         Raises:
             UsageError: if it is no decoder that is understood.
         """
-        signature = Signature.of(model)
+        signature = replace(Signature.of(model), overridable=())
         state = dict(pairs_of("auto", signature, model.name))
         kinds = {arg.name: arg.dtype for arg in signature.inputs if arg.name not in state}
         given = list(kinds)

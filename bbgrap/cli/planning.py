@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,9 @@ from bbgrap.control.planned_variant import PlannedVariant
 from bbgrap.engine.load import load_graph
 from bbgrap.engine.prepare import fit
 from bbgrap.errors import UsageError
+from bbgrap.graph import Graph
 from bbgrap.graph.onnx_read import read_model
+from bbgrap.graph.onnx_shapes import defaults_of
 from bbgrap.graph.state import with_state
 from bbgrap.planners.options import PlanOptions
 from bbgrap.program.dictionaries import have_few_values
@@ -75,18 +77,23 @@ def plans_offline(model: str, asked: Sequence[PlanOptions], case: OfflineCase, s
     path = find_model(model)
     inputs = read_inputs(path, case.inputs)
     with step("loading for these shapes"):
-        graph = load_graph(path, inputs.shapes)
-        if state:
-            said = StateText.parse(state)
-            if said.shapes:
-                raise UsageError(f"--state {state}: shapes are told with --input NAME=SHAPE here")
-            graph = with_state(graph, dict(pairs_of(said.state, Signature.of(read_model(path)), model)))
+        graph = _with_state_of(state, path, inputs.shapes, model) if state else load_graph(path, inputs.shapes)
     for options, cluster in zip(asked, clusters, strict=True):
         by = f" by '{options.planner}'" if len(asked) > 1 else ""
         with step(f"planning over {len(cluster.nodes)} nodes{by}"):
             few = len(inputs.tensors) == len(inputs.shapes) and have_few_values(list(inputs.tensors.values()))
             forecast, variant = fit(graph, cluster, replace(options, input_values="few") if few else options)
         yield _planned(model, path, inputs, forecast, variant)
+
+
+def _with_state_of(state: str, path: Path, shapes: Mapping[str, tuple[int, ...]], model: str) -> Graph:
+    said = StateText.parse(state)
+    if said.shapes:
+        raise UsageError(f"--state {state}: shapes are told with --input NAME=SHAPE here")
+    file = read_model(path)
+    pairs = dict(pairs_of(said.state, Signature.of(file), model))
+    defaults = {name: array.shape for name, array in defaults_of(file, pairs).items()}
+    return with_state(load_graph(path, {**defaults, **shapes}), pairs)
 
 
 def _planned(model: str, path: Path, inputs: ModelInputs, forecast: Forecast, variant: PlannedVariant) -> OfflinePlan:

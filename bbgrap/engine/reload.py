@@ -11,7 +11,7 @@ Law: the graph is one that `bbgrap.engine.load.load_graph` might have returned: 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import replace
 from functools import cached_property
 from graphlib import TopologicalSorter
@@ -27,7 +27,7 @@ from bbgrap.engine.true_types import typed_graph
 from bbgrap.errors import ModelError
 from bbgrap.graph.onnx_free import Sizes, fixed_sizes, has_free_inputs, moving_axes
 from bbgrap.graph.onnx_io import OnnxModel, as_model_error, read_model, weights_of, with_input_shapes
-from bbgrap.graph.onnx_shapes import with_inputs_as_weights, with_open_axes, with_weights_as_inputs
+from bbgrap.graph.onnx_shapes import with_inputs_as_weights, with_open_axes, with_weights_as_inputs, without_weights
 from bbgrap.graph.types import Graph, Node, Weight
 
 _log = logging.getLogger("bbgrap.engine")
@@ -36,9 +36,9 @@ _log = logging.getLogger("bbgrap.engine")
 class ReloadedModel:
     """A model that is loaded for one shape after the other; the nodes of all graphs are in one order, as far as they are the same."""
 
-    def __init__(self, path: Path) -> None:
-        """Read a file, which may be elsewhere later."""
-        self._model = read_model(path)
+    def __init__(self, path: Path, state: Container[str] = ()) -> None:
+        """Read a file, which may be elsewhere later; weights that may be overridden are inputs if they are `state`."""
+        self._model = without_weights(read_model(path), state)
         self._kept: tuple[OnnxModel, Mapping[str, Weight]] | None = None
 
     @property

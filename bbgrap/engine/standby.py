@@ -5,7 +5,7 @@
 
 The model is what its file says: free dimensions, opset and operators are untouched, and the agent's onnxruntime optimises it as it would
 optimise the file. Law: the answers are those of plain onnxruntime on the agent, bit for bit; weights that the file lists as inputs too are
-weights (a request that overrides them is not for a standby).
+weights (a request that overrides them is not for a standby), unless they are state.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from bbgrap.engine.session_call import caller, ending_after
 from bbgrap.engine.sessions import declared_type, open_session, session_options
 from bbgrap.errors import ModelError
 from bbgrap.graph.onnx_io import OnnxModel, read_model
+from bbgrap.graph.onnx_shapes import without_weights
 from bbgrap.graph.onnx_top_k import with_top_outputs
 from bbgrap.graph.onnx_whole import whole_model
 from bbgrap.graph.state import check_pairs
@@ -56,7 +57,7 @@ def standby_of(path: Path, state: Sequence[tuple[str, str]] = (), top: Sequence[
     Raises:
         ModelError: if the file is no model, onnxruntime cannot load it, or it has no such state or outputs.
     """
-    model = with_top_outputs(read_model(path), dict(top))
+    model = with_top_outputs(without_weights(read_model(path), dict(state)), dict(top))
     check_pairs(model.name, tuple(item.name for item in model.inputs), tuple(item.name for item in model.outputs), state)
     data, arrays = whole_model(model)
     session = _opened(path, data, arrays)

@@ -6,6 +6,7 @@ One of the files that import onnx (see `onnx_io`).
 from __future__ import annotations
 
 from collections.abc import Container, Mapping
+from dataclasses import replace
 
 import numpy as np
 import onnx
@@ -15,7 +16,7 @@ from bbgrap.errors import InputError
 from bbgrap.graph.onnx_computed import check_computed
 from bbgrap.graph.onnx_read import ModelInput, OnnxModel, array_of, describe, is_external
 from bbgrap.graph.onnx_tidy import copy_of, forget_shapes, graphs_of, refill, serialized
-from bbgrap.graph.types import DType
+from bbgrap.graph.types import Array, DType
 
 
 def with_input_shapes(model: OnnxModel, shapes: Mapping[str, tuple[int, ...]]) -> OnnxModel:
@@ -31,7 +32,7 @@ def with_input_shapes(model: OnnxModel, shapes: Mapping[str, tuple[int, ...]]) -
             for an input with free dimensions.
         ModelError: if too much is computed of constants with these shapes.
     """
-    model = _overridden(model, shapes)
+    model = without_weights(model, shapes)
     strangers = sorted(set(shapes) - {item.name for item in model.inputs})
     if strangers:
         names = ", ".join(sorted(item.name for item in model.inputs))
@@ -90,8 +91,8 @@ def with_inputs_as_weights(model: OnnxModel, before: OnnxModel) -> OnnxModel:
     return describe(model.name, proto, {**model.weights, **{tensor.name: before.weights[tensor.name] for tensor in kept}})
 
 
-def _overridden(model: OnnxModel, names: Container[str]) -> OnnxModel:
-    """Make inputs of the weights of these names that may be overridden."""
+def without_weights(model: OnnxModel, names: Container[str]) -> OnnxModel:
+    """Make inputs, after all others, of the weights of these names that may be overridden."""
     chosen = [item for item in model.overridable if item.name in names]
     if not chosen:
         return model
@@ -100,7 +101,15 @@ def _overridden(model: OnnxModel, names: Container[str]) -> OnnxModel:
     refill(proto.graph.initializer, (tensor for tensor in proto.graph.initializer if tensor.name not in gone))
     for item in chosen:
         proto.graph.input.append(onnx.helper.make_tensor_value_info(item.name, item.dtype.value, item.shape))
-    return describe(model.name, proto, {name: array for name, array in model.weights.items() if name not in gone})
+    given = describe(model.name, proto, {name: array for name, array in model.weights.items() if name not in gone})
+    return replace(given, outputs=model.outputs)
+
+
+def defaults_of(model: OnnxModel, names: Container[str]) -> dict[str, Array]:
+    """Return what the weights of these names are that may be overridden."""
+    chosen = {item.name for item in model.overridable if item.name in names}
+    small = {tensor.name: array_of(tensor) for tensor in model.proto.graph.initializer if tensor.name in chosen - model.weights.keys()}
+    return {name: model.weights[name] for name in chosen & model.weights.keys()} | small
 
 
 def _fixed_shape(item: ModelInput, given: tuple[int, ...] | None) -> tuple[int, ...]:

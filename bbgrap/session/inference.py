@@ -25,6 +25,7 @@ from bbgrap.engine.sessions import open_session
 from bbgrap.errors import ExecutionError, UsageError
 from bbgrap.graph.onnx_metadata import ModelMetadata, metadata_of
 from bbgrap.graph.onnx_read import OnnxModel, read_model, structure_fault
+from bbgrap.graph.onnx_shapes import defaults_of
 from bbgrap.graph.onnx_top_k import with_top_outputs
 from bbgrap.graph.types import Array
 from bbgrap.planners.options import AUTO, PlanOptions, Split
@@ -109,9 +110,12 @@ class InferenceSession(OrtSurface):
             self._path = self._written(path_or_bytes) if isinstance(path_or_bytes, bytes) else path_of(path_or_bytes)
             if top is not None:
                 self.options = replace(self.options, top=tuple(top.items()))
-            self._read(read_model(self._path), name)
+            model = read_model(self._path)
+            self._read(model, name)
             if state is not None:
                 self.options = replace(self.options, state=pairs_of(state, self.signature, self._name))
+            held = dict(self.options.state)
+            self.signature = replace(self.signature.overriding(held), defaults=defaults_of(model, held))
             self.connection, is_mine = connection_to(cluster)
         if is_mine:
             weakref.finalize(self, self.connection.close)
@@ -229,7 +233,9 @@ class InferenceSession(OrtSurface):
         self._pool.submit(work)
 
     def sequence(self, initial: Mapping[str, Any] | None = None) -> StatefulRuns:
-        """Return requests that go on from each other; `initial` is the state before the first one, zeros or nothing where it is not given.
+        """Return requests that go on from each other; `initial` is the state before the first one.
+
+        Where it is not given, that is what the file says, else zeros, or nothing along an axis that grows.
 
         Raises:
             UsageError: if the session has no state.

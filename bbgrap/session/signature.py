@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import prod
 from operator import index
 from typing import Any
@@ -96,6 +96,8 @@ class Signature:
     outputs: tuple[NodeArg, ...]
     overridable: tuple[NodeArg, ...] = ()
     """Weights instead of which a caller may give others."""
+    defaults: Mapping[str, Array] = field(default_factory=dict, compare=False)
+    """What state is before the first request, if the file says it."""
 
     @classmethod
     def of(cls, model: OnnxModel) -> Signature:

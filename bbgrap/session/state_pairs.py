@@ -55,14 +55,14 @@ class StateText:
 
 
 def pairs_of(state: StateOption, signature: Signature, model: str) -> tuple[tuple[str, str], ...]:
-    """Return the pairs of inputs and outputs that are a model's state, in the order of its inputs.
+    """Return the pairs of inputs and outputs that are a model's state, in the order of its inputs, weights that are inputs too after them.
 
     Raises:
         UsageError: if a name is none of the model's, a pair differs in type, or `auto` finds none.
     """
     outputs = {arg.name: arg for arg in signature.outputs}
     found = _found(signature) if state == "auto" else dict(state)
-    inputs = {arg.name: arg for arg in signature.inputs}
+    inputs = {arg.name: arg for arg in (*signature.inputs, *signature.overridable)}
     for name, output in found.items():
         if name not in inputs or output not in outputs:
             known = f"inputs {', '.join(inputs)}; outputs {', '.join(outputs)}"
@@ -78,13 +78,13 @@ def pairs_of(state: StateOption, signature: Signature, model: str) -> tuple[tupl
         )
     if len(set(found.values())) != len(found):
         raise UsageError(f"state of model '{model}': an output is listed twice")
-    return tuple((arg.name, found[arg.name]) for arg in signature.inputs if arg.name in found)
+    return tuple((name, found[name]) for name in inputs if name in found)
 
 
 def _found(signature: Signature) -> dict[str, str]:
     outputs = {arg.name: arg for arg in signature.outputs}
     found: dict[str, str] = {}
-    for arg in signature.inputs:
+    for arg in (*signature.inputs, *signature.overridable):
         names = (re.sub(pattern, new, arg.name, count=1) for pattern, new in _NAMES)
         if name := next((n for n in names if n in outputs and n != arg.name and _is_like(arg, outputs[n])), None):
             found[arg.name] = name
@@ -118,7 +118,9 @@ def _is_like(one: NodeArg, other: NodeArg) -> bool:
 def initial_state(
     pairs: Sequence[tuple[str, str]], signature: Signature, feed: Mapping[str, Any], initial: Mapping[str, Any]
 ) -> dict[str, Array]:
-    """Return the state before a first request with this feed: what is given, else zeros; nothing along an axis that grows.
+    """Return the state before a first request with this feed: what is given, else what the file says, else zeros or nothing.
+
+    Along an axis that grows there is nothing.
 
     Raises:
         UsageError: if what is given is no state, or a size cannot be known.
@@ -130,7 +132,8 @@ def initial_state(
     for arg in signature.inputs:
         if arg.name in feed and arg.has_rank and not arg.is_packed:
             sizes.update({d: n for d, n in zip(arg.shape, np.shape(feed[arg.name]), strict=False) if isinstance(d, str)})
-    return {name: np.asarray(initial[name]) if name in initial else _empty(inputs[name], outputs[output], sizes) for name, output in pairs}
+    known = {**signature.defaults, **initial}
+    return {name: np.asarray(known[name]) if name in known else _empty(inputs[name], outputs[output], sizes) for name, output in pairs}
 
 
 def planned_shapes(pairs: Sequence[tuple[str, str]], signature: Signature, shapes: Shapes) -> Shapes:

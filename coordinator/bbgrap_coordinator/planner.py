@@ -93,7 +93,7 @@ class _Maker:
 
     def __init__(self, prepare: Prepare) -> None:
         self._prepare = prepare
-        self._models: OrderedDict[str, ReloadedModel] = OrderedDict()
+        self._models: OrderedDict[tuple[str, ...], ReloadedModel] = OrderedDict()
 
     def make(self, task: Task) -> None:
         """Fill a task's folder."""
@@ -125,8 +125,10 @@ class _Maker:
         return (prepare_growing(graph, load, model.declared, plan.cluster, plan.options),)
 
     def _model(self, task: Task) -> ReloadedModel:
-        model = self._models.pop(task.digest, None) or ReloadedModel(task.model)
-        self._models[task.digest] = model
+        state = dict(task.plan.options.state) if task.plan is not None else {}
+        key = task.digest, *state
+        model = self._models.pop(key, None) or ReloadedModel(task.model, state)
+        self._models[key] = model
         while len(self._models) > MODELS:
             self._models.popitem(last=False)
         return model

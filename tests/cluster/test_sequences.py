@@ -8,7 +8,7 @@ import pytest
 import bbgrap
 from bbgrap.errors import PlanError, StateLostError, UsageError
 from tests.known_agents import known_cluster
-from tests.sequence_models import HEADS, SIZE, WIDTH, Alone, bfloat16_sum, counter, decoder, found_places, lstm
+from tests.sequence_models import HEADS, SIZE, WIDTH, Alone, begun, bfloat16_sum, counter, decoder, found_places, lstm
 
 pytestmark = pytest.mark.cluster
 MANY, STEPS = 8, 6
@@ -54,6 +54,22 @@ def test_interleaved_sequences_answer_as_each_does_alone(three, name):
     model, feeds, state = CASES[name]
     session = bbgrap.InferenceSession(model(), cluster=three, state="auto")
     interleaved(session, model(), feeds, state)
+
+
+@pytest.mark.broad
+@pytest.mark.parametrize(("name", "planner"), [("counter", "bbgrap"), ("decoder", "tensor-parallel"), ("counter", "auto")])
+def test_a_state_that_the_file_says_is_what_sequences_begin_with(three, name, planner):
+    """It is a weight that a caller may override."""
+    model, feeds, state = CASES[name]
+    random = np.random.default_rng(2)
+    lengths = {key: [size or 2 for size in array.shape] for key, array in state.items()}
+    said = begun(model(), **{key: random.standard_normal(shape).astype(np.float32) for key, shape in lengths.items()})
+    session = bbgrap.InferenceSession(said, cluster=three, state="auto", planner=planner)
+    interleaved(session, said, feeds, {})
+    assert planner == "auto" or session.plan.report["planner"] == planner
+    with session.sequence(state) as sequence:
+        feed = feeds(random, 0)
+        np.testing.assert_allclose(sequence.run(None, feed)[0], Alone(said, {}, state).run(feed)[0], rtol=1e-5, atol=1e-5)
 
 
 def test_a_cache_that_grows_plans_nothing_and_deploys_nothing(tmp_path):

@@ -1,5 +1,7 @@
 """Which inputs are state, by the names that exporters give, and what they are before the first request."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -106,3 +108,16 @@ def test_one_plan_is_asked_for_whatever_comes_and_whatever_came(length, planned)
 def test_a_batch_that_outputs_call_otherwise_does_not_grow(after):
     found = signature({"x": ROW, "h": (DType.FLOAT, (1, "batch", 8))}, {"y": ROW, "hn": (DType.FLOAT, (1, after, 8))})
     assert planned_shapes((("h", "hn"),), found, ((3, 8), (1, 3, 8))) == ((3, 8), (1, 3, 8))
+
+
+@pytest.mark.parametrize("state", ["auto", {"h": "hn"}])
+def test_a_weight_that_is_an_input_too_can_be_state_and_is_what_it_begins_with(state):
+    plain = signature({"x": ROW}, {"y": ROW, "hn": CELL})
+    default = np.full((2, 1, 8), 3, np.float32)
+    model = replace(plain, overridable=signature({"w": ROW, "h": CELL}, {}).inputs)
+    pairs = pairs_of(state, model, "m")
+    assert pairs == (("h", "hn"),)
+    held = replace(model.overriding(dict(pairs)), defaults={"h": default})
+    assert [arg.name for arg in held.inputs] == ["x", "h"]
+    assert initial_state(pairs, held, {"x": np.zeros((1, 8))}, {})["h"] is default
+    assert not initial_state(pairs, held, {"x": np.zeros((1, 8))}, {"h": np.zeros((2, 1, 8))})["h"].any()
