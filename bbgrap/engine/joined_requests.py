@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
+from bbgrap.engine.quantized import is_quantized
 from bbgrap.graph.onnx_io import ModelInput, OnnxModel
 from bbgrap.graph.state import counts_words
 from bbgrap.graph.types import Array, DType
@@ -25,7 +26,12 @@ RunByName = Callable[[Sequence[str], Mapping[str, Array]], Sequence[Array]]
 
 
 def joinings_of(model: OnnxModel, dtypes: Mapping[str, DType], state: Sequence[tuple[str, str]], run: RunByName) -> dict[str, JoinedInput]:
-    """Return how inputs that are no state are joined, by name; nothing if the state does not grow, or steps cannot be joined."""
+    """Return how inputs that are no state are joined, by name; nothing if the state does not grow, or steps cannot be joined.
+
+    Those of quantized models never are: what integers are rounded to depends on how much is computed at once, by up to a fifth of a state.
+    """
+    if is_quantized(model):
+        return {}
     inputs, outputs = {item.name: item for item in model.inputs}, {item.name: item for item in model.outputs}
     symbols = [(inputs[name].shape or (), outputs[output].shape or ()) for name, output in state]
     pairs = [pair for before, after in symbols for pair in zip(before, after, strict=False)]

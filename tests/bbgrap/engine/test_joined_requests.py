@@ -49,6 +49,18 @@ def test_what_looks_at_later_words_is_run_step_by_step(tmp_path, count, is_joine
     assert joinings(tmp_path / "layers.onnx") == ({"x": JoinedInput("row", 0)} if is_joined else {})
 
 
+def test_steps_of_quantized_models_are_not_joined(tmp_path):
+    """Of one word alone and of several at once onnxruntime rounds otherwise, at levels of optimisation that are not tried."""
+    model = layers(1)
+    scale = [helper.make_tensor("scale", TensorProto.FLOAT, [], [0.1]), helper.make_tensor("zero", TensorProto.INT8, [], [0])]
+    model.graph.initializer.extend(scale)
+    model.graph.node[0].input[1] = "rounded"
+    model.graph.node.insert(0, helper.make_node("DequantizeLinear", ["x.int8", "scale", "zero"], ["rounded"]))
+    model.graph.node.insert(0, helper.make_node("QuantizeLinear", ["x", "scale", "zero"], ["x.int8"]))
+    onnx.save(model, tmp_path / "rounded.onnx")
+    assert joinings(tmp_path / "rounded.onnx") == {}
+
+
 def test_state_that_does_not_grow_joins_nothing(tmp_path):
     (tmp_path / "lstm.onnx").write_bytes(lstm())
     assert joinings(tmp_path / "lstm.onnx") == {}
