@@ -269,8 +269,13 @@ def _with_inferred(proto: onnx.ModelProto, outputs: tuple[ModelInput, ...]) -> t
     bare = {n for n, k in kinds.items() if not k.WhichOneof("value") or (k.HasField("tensor_type") and not k.tensor_type.HasField("shape"))}
     if not bare:
         return outputs
+    draft = copy_of(proto)
+    for node in draft.graph.node:
+        if node.op_type == "GroupNormalization" and not node.domain:  # of which onnx infers no rank, though it is that of what it reads
+            node.op_type = "Identity"
+            del node.input[1:], node.attribute[:]
     try:
-        inferred = infer_shapes(proto)
+        inferred = infer_shapes(draft)
     except (onnx.shape_inference.InferenceError, RuntimeError):
         return outputs
     given = {dim.dim_param for value in (*proto.graph.input, *proto.graph.output) for dim in value.type.tensor_type.shape.dim}

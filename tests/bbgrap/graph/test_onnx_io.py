@@ -89,6 +89,18 @@ def test_outputs_without_a_shape_have_the_one_that_follows(load, tmp_path):
     assert (output.dtype, output.shape) == (DType.FLOAT, ("N", 4))
 
 
+def test_outputs_behind_a_group_normalization_have_a_rank(load):
+    """It is that of what it reads, as for onnxruntime."""
+    nodes = [
+        helper.make_node("GroupNormalization", ["x", "scale", "bias"], ["normal"], num_groups=2),
+        helper.make_node("Relu", ["normal"], ["y"]),
+    ]
+    weights = {name: np.ones(4, np.float32) for name in ("scale", "bias")}
+    model = load(nodes, {"x": ["N", 4, 8, 8]}, {"y": None}, weights, opset=21, ir_version=10)
+    assert model.outputs[0].shape == ("N", 4, 8, 8)
+    assert [node.op_type for node in model.proto.graph.node] == ["GroupNormalization", "Relu"]
+
+
 @pytest.mark.parametrize("content", [b"", b"\x00\xff garbage" * 50, bytes(range(256)), b"not a model"])
 def test_other_bytes_are_refused(tmp_path, content):
     path = tmp_path / "model.onnx"
