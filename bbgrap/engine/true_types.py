@@ -41,6 +41,9 @@ three channels takes 0.8 GB."""
 MOST_WORK = 1 << 33
 """Elements times those of a window. Chosen: about ten seconds of one core."""
 
+_STEERING = frozenset({DType.INT32, DType.INT64})
+"""Types of values that may say which shape another value has."""
+
 _Shapes = dict[tuple[object, ...], tuple[tuple[int, ...], ...] | None]
 """Shapes that a node made, by what decides about them; None where it could not be run alone."""
 
@@ -68,7 +71,7 @@ def typed_graph(model: OnnxModel, *, hides_sizes: bool = False, known: Mapping[s
         if not found:
             return empty_to_constant(plain_slopes(graph))
         # From shapes more may follow, here and there; of what nobody knows a shape, the type alone is taken.
-        told = {name: kind for name, kind in found.items() if kind.shape is not None}
+        told = {name: kind for name, kind in found.items() if kind.shape is not None and name not in declared}
         if not told:
             asked.update(unknown)
         declared |= told or found
@@ -151,7 +154,7 @@ def _declared_by_runtime(graph: Graph, seen: Mapping[str, TensorType], unknown: 
 
     def is_known(node: Node) -> bool:
         kinds = {name: graph.types[name] for name in node.outputs if name}
-        return all(name in seen or (kind.shape is not None and kind.dtype is not DType.INT64) for name, kind in kinds.items())
+        return all(name in seen or (kind.shape is not None and kind.dtype not in _STEERING) for name, kind in kinds.items())
 
     nodes = tuple(node for node in graph.nodes if not is_known(node))
     read = {name for node in nodes for name in node.reads}
