@@ -235,9 +235,9 @@ class Worker:
             answer: FromWorker | None
             try:
                 answer = work()
-            except (BbgrapError, MemoryError) as error:
+            except (BbgrapError, MemoryError, OSError) as error:  # of the system: the disk is full, say
                 answer = failed(str(error)[:_REASON_CHARACTERS] or "out of memory")
-            except Exception as error:  # a bug or a broken disk ends this work with a reason: the coordinator waits for it
+            except Exception as error:  # a bug ends this work with a reason: the coordinator waits for it
                 _log.exception("the loader failed")
                 answer = failed(f"{type(error).__name__}: {error}"[:_REASON_CHARACTERS])
             if answer is not None:

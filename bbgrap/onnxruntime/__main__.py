@@ -46,6 +46,9 @@ def _show(kind: type[BaseException], error: BaseException, trace: TracebackType 
     inner = trace
     while inner is not None and inner.tb_frame.f_code.co_filename in ours:
         inner = inner.tb_next
+    if inner is None and isinstance(error, ImportError):  # there is no such module, which `python -m` says in a line, too
+        sys.stderr.write(f"bbgrap exec: {error}\n")
+        return
     sys.__excepthook__(kind, error.with_traceback(inner or trace), inner or trace)
 
 

@@ -104,3 +104,9 @@ def test_who_ends_the_command_ends_the_program(start):
 def test_wrong_usage(command, told):
     result = CliRunner().invoke(app, command)
     assert (result.exit_code, told in result.output) == (2, True)
+
+
+def test_a_module_that_is_not_there_is_one_line_as_python_says_it():
+    command = [sys.executable, "-m", "bbgrap.onnxruntime", "-m", "nowhere"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (1, "bbgrap exec: No module named nowhere\n")
