@@ -156,9 +156,10 @@ def _declared_by_runtime(graph: Graph, seen: Mapping[str, TensorType], unknown: 
         kinds = {name: graph.types[name] for name in node.outputs if name}
         return all(name in seen or (kind.shape is not None and kind.dtype not in _STEERING) for name, kind in kinds.items())
 
-    nodes = tuple(node for node in graph.nodes if not is_known(node))
+    known = {node.name for node in graph.nodes if is_known(node)}
+    nodes = tuple(node for node in graph.nodes if node.name not in known)
     read = {name for node in nodes for name in node.reads}
-    cut = {name for node in graph.nodes if is_known(node) for name in node.outputs if name}
+    cut = {name for node in graph.nodes if node.name in known for name in node.outputs if name}
     made = tuple(name for name in graph.producers if name in cut & read)
     weights = {name: weight for name, weight in graph.weights.items() if name in read}  # onnxruntime drops others, and misses them
     outputs = tuple(name for name in unknown if name not in cut)

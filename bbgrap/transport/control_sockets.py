@@ -54,7 +54,7 @@ def set_limits(connection: zmq.Socket[bytes]) -> None:
 def read_monitor(monitor: zmq.Socket[bytes]) -> tuple[int, int]:
     """Return the next event of a socket's monitor, and its value, as zmq_socket_monitor(3) describes them; waits for it.
 
-    `zmq.utils.monitor` would do it, and takes 15 ms of every process to import asyncio.
+    `zmq.utils.monitor` would do it, and imports all of asyncio, which none of these processes needs.
     """
     event, _ = monitor.recv_multipart()
     number, value = struct.unpack("=Hi", event)
