@@ -27,6 +27,21 @@ def ports(cluster):
     return {cluster.address, data, *(node.address for node in cluster.connection.nodes())}
 
 
+def headed_garbage(seed):
+    for frames in garbage(seed):
+        yield [Frame(Kind.DATA, 1, 3, 4, 5).to_bytes(), *frames]
+        yield [b"\x93\x01\xa5Hello\x93", *frames]
+
+
+def send(peer, address, frames):
+    """Send a message; ZeroMQ has no connection before the first, and none again when a handshake has failed: a send would wait for ever."""
+    try:
+        peer.send_multipart(frames, zmq.DONTWAIT)
+    except zmq.Again:
+        peer.connect(address)
+        peer.send_multipart(frames, zmq.DONTWAIT)
+
+
 def test_garbage_on_every_port(shared):
     x = np.ones((8, 4), np.float32)
     session = bbgrap.InferenceSession(tiny.model_bytes(), cluster=shared.connection, planner="bbgrap")
@@ -42,14 +57,12 @@ def test_garbage_on_every_port(shared):
             kind = zmq.DEALER if address == shared.address else zmq.PUSH
             with context.socket(kind) as peer:
                 peer.linger = 200
-                peer.connect(address)
-                for frames in garbage(2):
-                    peer.send_multipart(frames)
-                for frames in garbage(3):
-                    peer.send_multipart([Frame(Kind.DATA, 1, 3, 4, 5).to_bytes(), *frames])
-                    peer.send_multipart([b"\x93\x01\xa5Hello\x93", *frames])
-                for message in (Heartbeat(), Deployed(3, 0.5), RequestFailed(1, 2, "no")):
-                    peer.send_multipart(TO_COORDINATOR.encode(message))
+                for frames in [
+                    *garbage(2),
+                    *headed_garbage(3),
+                    *map(TO_COORDINATOR.encode, (Heartbeat(), Deployed(3, 0.5), RequestFailed(1, 2, "no"))),
+                ]:
+                    send(peer, address, frames)
     for _ in range(20):
         (y,) = session.run(None, {"x": x})
         np.testing.assert_array_equal(y, tiny.expected(x))
