@@ -169,6 +169,8 @@ def tiles_in_words(plan: Plan, node: str) -> str:
 def bottleneck(forecast: Forecast, names: list[str]) -> str:
     """Return who keeps a request from being faster, and by what."""
     timeline, used = forecast.timeline, forecast.compiled.plan.devices_used
+    if not used:
+        return "No node computes: the model passes its inputs on"
     busiest = max(used, key=lambda device: (timeline.busy_s(device, "compute"), -device))
     computing = timeline.busy_s(busiest, "compute")
     waiting = timeline.busy_s(busiest, "wait")

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 
 from bbgrap.auto.evaluate import Evaluator
-from bbgrap.planners.plan import Tile, Tiles
+from bbgrap.planners.plan import Tiles
 from bbgrap.planners.search import Costs, Edge, TileChoices
 from bbgrap.work import Work
 
@@ -20,14 +20,13 @@ from bbgrap.work import Work
 def mixtures(evaluator: Evaluator, ingredients: Sequence[Tiles]) -> Iterator[Tiles]:
     """Yield mixtures of whole plans: the fastest, and where memory counts, others in which weights have a price."""
     graph = evaluator.pieces.graph
-    tiles = {node.name: [of[node.name] for of in ingredients] for node in graph.nodes}
-    choices = _TimedChoices(evaluator, tiles)
+    choices = _TimedChoices(evaluator, ingredients)
     best = choices.best()
     yield choices.plan_tiles(best)
     if evaluator.objective == "memory" or any(node.memory_bytes for node in evaluator.cluster.nodes):
         weights = sum(weight.type.nbytes for weight in graph.weights.values()) or 1
         for times in PRICES:
-            dear = _TimedChoices(evaluator, tiles, times * choices.total(best) / weights)
+            dear = _TimedChoices(evaluator, ingredients, times * choices.total(best) / weights)
             yield dear.plan_tiles(dear.best())
 
 
@@ -38,8 +37,10 @@ PRICES = (0.5, 2.0, 8.0)
 class _TimedChoices(TileChoices):
     """Choices among the tiles of whole plans, in seconds; `price` are seconds per byte of weights on the machine that holds most."""
 
-    def __init__(self, evaluator: Evaluator, tiles: Mapping[str, Sequence[tuple[Tile, ...]]], price: float = 0.0) -> None:
+    def __init__(self, evaluator: Evaluator, ingredients: Sequence[Tiles], price: float = 0.0) -> None:
+        tiles = {node.name: [of[node.name] for of in ingredients] for node in evaluator.pieces.graph.nodes}
         super().__init__(evaluator.pieces, len(evaluator.cluster.nodes), tiles)
+        self.ingredients = len(ingredients)
         self.price = price
         self.network = evaluator.predictor.network
         self.node_by_name = self.graph.node_by_name
@@ -47,7 +48,7 @@ class _TimedChoices(TileChoices):
 
     def starts(self, tree: Mapping[str, int]) -> Iterator[dict[str, int]]:
         """Yield every ingredient as it is."""
-        for number in range(len(next(iter(self.tiles.values())))):
+        for number in range(self.ingredients):
             yield dict.fromkeys(tree, number)
 
     def node_cost(self, name: str) -> Costs:

@@ -91,7 +91,7 @@ def submit(
         rows = [(name, array.dtype, list(array.shape), *_summary(array)) for name, array in ((n, _array(v)) for n, v in outputs.items())]
         print_table(("output", "dtype", "shape", "least", "mean", "largest"), rows)
         lossy = "" if options.transfer_dtype == "exact" else f", floats travelling as {options.transfer_dtype} (lossy)"
-        nodes = ", ".join(plan.report["nodes_used"])
+        nodes = ", ".join(plan.report["nodes_used"]) or "no node: nothing is computed"
         print_result(f"\nfirst answer in {took_ms:.1f} ms over {nodes}{lossy}; 'bbgrap bench' measures properly")
         if result is not None:
             print_result(result.text)

@@ -134,8 +134,8 @@ def read_model(path: Path) -> OnnxModel:
         proto = onnx.ModelProto.FromString(_content(path))
     except (ProtobufError, MemoryError):
         raise ModelError(f"model '{path}': it is not an ONNX file, or it is cut short") from None
-    if not proto.ir_version or not proto.graph.node:
-        raise ModelError(f"model '{path}': it is not an ONNX file, or it has no nodes")
+    if not proto.ir_version or not proto.graph.output:
+        raise ModelError(f"model '{path}': it is not an ONNX file, or it has no outputs")
     _check_versions(path, proto)
     try:
         check_limits(proto)

@@ -95,7 +95,7 @@ def _serves(plan: PlanStatus) -> str:
     times = ((plan.measured_s, "measured"), (plan.predicted_s, "predicted"))
     known = ", ".join(f"{milliseconds(seconds)} {how}" for seconds, how in times if seconds)
     nodes = ", ".join(plan.nodes)
-    where = "" if plan.variant.endswith(f" on {nodes}") else f" on {nodes}"
+    where = "" if not nodes or plan.variant.endswith(f" on {nodes}") else f" on {nodes}"
     return f"{plan.variant} serves{where}{f' ({known})' if known else ''}"
 
 

@@ -23,7 +23,12 @@ from tests.partition import assert_close
 
 RANDOM = np.random.default_rng(5)
 F, I64, B = TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL
-OPTIONS = [*(PlanOptions(split=split) for split in SPLITS), PlanOptions(planner="widest"), PlanOptions(planner="single")]
+OPTIONS = [
+    *(PlanOptions(split=split) for split in SPLITS),
+    PlanOptions(planner="widest"),
+    PlanOptions(planner="single"),
+    PlanOptions(planner="auto"),
+]
 
 
 def value(name: str, kind: int, shape: Sequence[int | str] | None) -> onnx.ValueInfoProto:
@@ -60,6 +65,14 @@ def input_is_output() -> onnx.ModelProto:
 def weight_is_output() -> onnx.ModelProto:
     nodes = [conv("x", "w", "y")]
     return model(nodes, [IMAGE], [value("w", F, [6, 4, 3, 3]), value("y", F, None)], w=normal(6, 4, 3, 3))
+
+
+def input_passed_on() -> onnx.ModelProto:
+    return model([], [IMAGE], [IMAGE])
+
+
+def weight_alone() -> onnx.ModelProto:
+    return model([], [], [value("w", F, [2, 3])], w=normal(2, 3))
 
 
 def output_read_inside() -> onnx.ModelProto:
@@ -175,8 +188,8 @@ def recurrent() -> onnx.ModelProto:
 
 
 MODELS = [
-    input_is_output, weight_is_output, output_read_inside, several_inputs, half_precision, quantized_qdq, quantized_qlinear, branch, loop,
-    scan, shape_known_at_run_time, recurrent,
+    input_is_output, input_passed_on, weight_is_output, weight_alone, output_read_inside, several_inputs, half_precision, quantized_qdq,
+    quantized_qlinear, branch, loop, scan, shape_known_at_run_time, recurrent,
 ]  # fmt: skip
 
 

@@ -1,7 +1,9 @@
 import json
 import shlex
 
+import onnx
 import pytest
+from onnx import TensorProto, helper
 
 UNEQUAL = "nodes:\n  - {name: big, share: 3}\n  - {name: small}\n"
 
@@ -28,6 +30,16 @@ def test_explanation(run):
     result = run("plan", "zoo:tiny", "--planner", "bbgrap", "--agents", 2, "--explain")
     assert "layer1.0.conv2 reads layer1.0.relu1[:,:,0:5,:]" in result.stdout
     assert "Plan of" not in result.stderr
+
+
+def test_a_model_without_nodes_is_explained(run, tmp_path):
+    image = helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 3])
+    path = tmp_path / "passed.onnx"
+    onnx.save(
+        helper.make_model(helper.make_graph([], "passed", [image], [image]), opset_imports=[helper.make_opsetid("", 18)], ir_version=9),
+        path,
+    )
+    assert "No node computes: the model passes its inputs on" in run("plan", path, "--agents", 2, "--explain").stdout
 
 
 def test_table(run):
