@@ -2,8 +2,8 @@
 
     past [B, G, P, E], words so far T     ──► present [B, G, max(P, T), E]
 
-onnxruntime's inference takes the past's shape for it, which is so only where there is room for all words. T is an operand, which exporters
-compute from the shape of a mask. Law: a length that depends on an input's content stays unknown.
+onnxruntime's inference takes the past's shape for it, which is so only where there is room for all words, or (from 1.32 on) says nothing.
+T is an operand, which exporters compute from the shape of a mask. Law: a length that depends on an input's content stays unknown.
 """
 
 from __future__ import annotations
@@ -29,11 +29,12 @@ def cached_shapes(graph: Graph, node: Node) -> tuple[tuple[int, ...] | None, ...
     names = [name for name in node.outputs if name]
     past = graph.types[node.inputs[_PAST]].shape if node.inputs[_PAST] else None
     total = told_by_shapes(graph, node.inputs[_TOTAL])
-    shapes = [graph.types[name].known_shape for name in names]
+    first, *inferred = (graph.types[name].shape for name in names)
+    like = [shape if past is None else past for shape in inferred]
     if total is None:
-        return (shapes[0], *(None for _ in shapes[1:]))
+        return (first, *(None for _ in like))
     length = max(total, 0 if past is None else past[2])
-    return (shapes[0], *((shape[0], shape[1], length, shape[3]) for shape in shapes[1:]))
+    return (first, *(shape and (shape[0], shape[1], length, shape[3]) for shape in like))
 
 
 def told_by_shapes(graph: Graph, name: str) -> int | None:

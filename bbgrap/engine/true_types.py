@@ -104,7 +104,7 @@ def _first_wrong(graph: Graph, seen: Mapping[str, TensorType], shapes: _Shapes) 
     found: dict[str, TensorType] = {}
     for node in graph.nodes:
         names = [name for name in node.outputs if name]
-        if any(graph.types[name].shape is None for name in names) or not _is_doubted(graph, node):
+        if not _is_doubted(graph, node) or not _is_inferred(graph, node):
             continue
         is_caching = node.op in CACHING
         made = None if _reduces_nothing(graph, node) else _true_shapes(graph, node, shapes)
@@ -116,6 +116,14 @@ def _first_wrong(graph: Graph, seen: Mapping[str, TensorType], shapes: _Shapes) 
             if not is_caching:
                 break
     return found
+
+
+def _is_inferred(graph: Graph, node: Node) -> bool:
+    """Whether enough is known of a node's outputs to tell their true shapes: of caches the type is enough."""
+    first, *others = (graph.types[name] for name in node.outputs if name)
+    if node.op in CACHING:
+        return first.shape is not None and all(kind.dtype is not DType.OTHER for kind in others)
+    return all(kind.shape is not None for kind in (first, *others))
 
 
 def _true_shapes(graph: Graph, node: Node, shapes: _Shapes) -> Sequence[tuple[int, ...] | None] | None:

@@ -8,7 +8,7 @@ import pytest
 from bbgrap.cluster import Cluster
 from bbgrap.compiler.export import export
 from bbgrap.compiler.simulate import simulate
-from bbgrap.engine.cache_shapes import told_by_shapes
+from bbgrap.engine.cache_shapes import CACHING, cached_shapes, told_by_shapes
 from bbgrap.engine.kernels import local_kernels
 from bbgrap.engine.load import load_graph
 from bbgrap.graph.onnx_io import save_graph
@@ -33,6 +33,16 @@ def test_the_number_of_words_is_computed_from_the_shape_of_the_mask(words, past)
     graph = llama("one", SIZES, sequence=words, past=past)
     assert told_by_shapes(graph, "words.total") == past + words
     assert told_by_shapes(graph, "words.last") is None
+
+
+@pytest.mark.parametrize("inferred", [None, (1, SIZES.key_heads, 7, SIZES.head)], ids=["nothing", "the past's"])
+def test_caches_are_as_long_as_all_words_whatever_is_inferred(inferred):
+    graph = llama("one", SIZES, sequence=2, past=7)
+    (node,) = (node for node in graph.nodes if node.op in CACHING)
+    types = graph.types | {name: replace(graph.types[name], shape=inferred) for name in node.outputs[1:]}
+    first, *caches = cached_shapes(replace(graph, types=types), node)
+    assert first == graph.types[node.outputs[0]].shape
+    assert caches == [(1, SIZES.key_heads, 9, SIZES.head)] * 2
 
 
 def test_an_attention_that_is_told_by_an_inputs_content_runs_whole(tmp_path):
