@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import partial
 from inspect import isawaitable
 from typing import Any
@@ -149,12 +149,17 @@ class _Calls:
         return {}
 
     async def infer(self, request: Any, context: Any) -> Any:  # noqa: ANN401
-        with self._gateway.admitted():
+        with ExitStack() as place:
+            place.enter_context(self._gateway.admitted())
             model = self._repository.get(request.model_name, request.model_version)
             asked = _infer_of(request, context.time_remaining())
             sent = dict(context.invocation_metadata() or ())
             answer = partial(_response, model, asked)
-            return await self._gateway.infer(model, Inference(asked, answer, str(sent.get("traceparent", ""))))
+            answered = await self._gateway.infer(model, Inference(asked, answer, str(sent.get("traceparent", ""))))
+            # A server that stops waits until its client has taken it.
+            until_sent = place.pop_all()
+            context.add_done_callback(lambda _: until_sent.close())
+            return answered
 
     def _model(self, request: Any) -> ServedModel:  # noqa: ANN401
         return self._repository.get(request.name, request.version)

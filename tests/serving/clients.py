@@ -109,7 +109,7 @@ class Grpc:
     """A channel."""
 
     def __init__(self, address: str) -> None:
-        self.channel = grpc.insecure_channel(address)
+        self.channel = grpc.insecure_channel(address, [("grpc.max_receive_message_length", -1)])
 
     def send(self, method: str, request: Any, timeout: float = 60.0) -> Any:  # noqa: ANN401 - protobuf ships no types
         kinds = message(f"{method}Request"), message(f"{method}Response")

@@ -1,10 +1,12 @@
 """What a server does when it is too much, when somebody goes, when it is told to stop, and when the coordinator is away."""
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
 import socket
+import subprocess
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -17,7 +19,7 @@ from bbgrap.serving.gateway import Gateway, Limits
 from bbgrap.serving.repository import Repository
 from bbgrap.serving.server import listen, serve
 from tests.known_agents import known_cluster
-from tests.serving.clients import JSON_LENGTH, binary_body
+from tests.serving.clients import JSON_LENGTH, Grpc, binary_body
 from tests.serving.conftest import await_, serving
 from tests.serving.models import write_rows
 
@@ -81,6 +83,47 @@ def test_too_many_are_told_to_come_again_and_the_last_is_answered(cluster, model
             assert running.result()[0] == 200
         assert server.process.wait(30) == 0
         assert "Traceback" not in server.log.read_text()
+
+
+def slowly(listening, address, may_go_on):
+    """Carry a connection to an address, and of what comes back only the beginning until `may_go_on` is set."""
+    host, _, port = address.rpartition(":")
+    with listening.accept()[0] as client, socket.create_connection((host, int(port))) as server:
+
+        def carry(source, sink, most):
+            with contextlib.suppress(OSError):
+                while content := source.recv(1 << 14):
+                    sink.sendall(content)
+                    most -= len(content)
+                    assert most > 0 or may_go_on.wait(30)
+                sink.shutdown(socket.SHUT_WR)
+
+        there = threading.Thread(target=carry, args=(client, server, 1 << 30))
+        there.start()
+        carry(server, client, 1 << 16)
+        there.join()
+
+
+@pytest.mark.faults
+def test_an_answer_over_grpc_is_in_flight_until_its_client_has_taken_it(cluster, models, tmp_path):
+    x, may_go_on = np.full((1 << 19, 4), 0.5, np.float32), threading.Event()
+    with (
+        serving(cluster.address, models, tmp_path / "log", "--grpc", "127.0.0.1:0") as server,
+        server.http() as http,
+        socket.create_server(("127.0.0.1", 0)) as listening,
+        ThreadPoolExecutor(2) as pool,
+    ):
+        pool.submit(slowly, listening, server.grpc, may_go_on)
+        client = Grpc(f"127.0.0.1:{listening.getsockname()[1]}")
+        running = pool.submit(client.run, "rows", {"x": x})
+        await_(lambda: http.json("GET", "/v2/models/rows/stats")[1]["model_stats"][0]["inference_count"])
+        server.process.send_signal(signal.SIGTERM)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            server.process.wait(2)
+        may_go_on.set()
+        assert running.result()["y"].shape == x.shape
+        assert server.process.wait(30) == 0
+        client.channel.close()
 
 
 @pytest.mark.parametrize("is_given_up", [True, False])
