@@ -7,6 +7,7 @@ fails is run again one request at a time, so that nobody fails for what another 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -28,6 +29,8 @@ class _Member:
     rows: int
     names: tuple[str, ...] | None
     answer: asyncio.Future[list[Array]] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+    began_ns: int = field(default_factory=time.perf_counter_ns)
+    """When it ran for the last time, by `time.perf_counter_ns`; before that, when it came."""
 
 
 class Batcher:
@@ -45,14 +48,14 @@ class Batcher:
         self._waiting: dict[_Key, deque[_Member]] = {}
         self._running: set[asyncio.Task[None]] = set()
 
-    async def run(self, feed: Feed, names: tuple[str, ...] | None) -> list[Array]:
-        """Return the outputs for a feed; who gives up takes its request out of its batch if that does not run yet."""
+    async def run(self, feed: Feed, names: tuple[str, ...] | None) -> tuple[list[Array], int]:
+        """Return the outputs for a feed, and when it began to run; who gives up takes its request out of its batch if that waits."""
         sizes = {array.shape[0] if array.ndim else 0 for array in feed.values()}
         rows = next(iter(sizes)) if len(sizes) == 1 else 0
         member = _Member(feed, rows, names)
         if not 0 < rows < self._rows:
             try:
-                return await self._run(feed, names, member.answer.done)
+                return await self._run(feed, names, member.answer.done), member.began_ns
             finally:
                 member.answer.cancel()
         key = (names, tuple((name, array.dtype.str, array.shape[1:]) for name, array in sorted(feed.items())))
@@ -61,7 +64,7 @@ class Batcher:
             asyncio.get_running_loop().call_later(self._delay_s, self._go_on)
         else:
             self._go_on()
-        return await member.answer
+        return await member.answer, member.began_ns
 
     def _go_on(self) -> None:
         while self._waiting and len(self._running) < self._at_once():
@@ -90,6 +93,7 @@ class Batcher:
             return
         joined = {name: np.concatenate([member.feed[name] for member in batch]) for name in batch[0].feed}
         total = sum(member.rows for member in batch)
+        began_ns = time.perf_counter_ns()
         try:
             outputs = await self._run(joined, batch[0].names, lambda: all(member.answer.done() for member in batch))
         except Exception:  # whatever it is, each hears it of its own request
@@ -100,10 +104,12 @@ class Batcher:
         start = 0
         for member in batch:
             if not member.answer.done():
+                member.began_ns = began_ns
                 member.answer.set_result([array[start : start + member.rows] for array in outputs])
             start += member.rows
 
     async def _alone(self, member: _Member) -> None:
+        member.began_ns = time.perf_counter_ns()
         try:
             outputs = await self._run(member.feed, member.names, member.answer.done)
         except Exception as error:  # whatever it is, its sender must learn of it

@@ -239,10 +239,10 @@ class Gateway:
             return await self._in_thread(partial(self._at_once, model, work, has_ended, span, begin))
         feed = await self._in_thread(work.asked.feed)
         decoded = time.perf_counter_ns()
-        outputs = await self._batcher(model).run(feed, work.asked.output_names)
+        outputs, began = await self._batcher(model).run(feed, work.asked.output_names)
         ran = time.perf_counter_ns()
         answer = await self._in_thread(partial(work.answer, outputs))
-        return answer, Durations(0, decoded - begin, ran - decoded, time.perf_counter_ns() - ran)
+        return answer, Durations(began - decoded, decoded - begin, ran - began, time.perf_counter_ns() - ran)
 
     def _refusal(self, model: ServedModel, error: Exception, deadline_s: float, *, is_late: bool) -> RefusedError:
         if is_late:

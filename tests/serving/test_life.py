@@ -159,6 +159,7 @@ def test_batches_answer_as_single_requests_do(cluster, models, tmp_path, served)
             assert counts["inference_count"] == 31
             ran = counts["execution_count"]
             assert ran < 31, counts
+            assert counts["inference_stats"]["queue"]["ns"] > 0, "some waited until their batch was filled"
             metrics = http.ask("GET", "/metrics")[1].decode()
             for what, count in (("request_success", 31), ("request_failure", 1), ("count", 31), ("exec_count", ran)):
                 assert f'nv_inference_{what}{{model="rows",version="1"}} {count}.0\n' in metrics, what
