@@ -381,9 +381,14 @@ class ServedPlan:
             return "the plan is being loaded"
         if self.failed:
             return next(reason for _, reason in self.failed.values())
-        if away := sorted({name for variant in self.variants for name in variant.away}):
-            return f"{', '.join(away)} is away" if len(away) == 1 else f"{', '.join(away)} are away"
+        if away := self.who_is_away():
+            return away
         return "the plan's links are being tried" if self.variants else "too few requests came with these shapes for a plan"
+
+    def who_is_away(self) -> str:
+        """Return which agents keep variants from serving, in words; empty if there are none."""
+        away = sorted({name for variant in self.variants for name in variant.away})
+        return "" if not away else f"{', '.join(away)} {'is' if len(away) == 1 else 'are'} away"
 
     def _about(self, source: ServedPlan | None = None) -> dict[str, Any]:
         """Return what is said of the plan besides the report of who serves."""

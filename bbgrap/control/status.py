@@ -226,7 +226,11 @@ def _why(plan: ServedPlan) -> str:
     if not plan.serving:
         return plan.why_not()
     times = {v.name: plan.policy.medians[v.epoch] for v in plan.variants if v.epoch in plan.policy.medians}
-    if len(times) < 2:
-        return "the only plan" if len(plan.open_variants) < 2 else "its variants were not timed"
-    told = ", ".join(f"{name} {1e3 * seconds:.1f} ms" for name, seconds in sorted(times.items(), key=lambda entry: entry[1]))
-    return f"measured: {told}"
+    if len(times) > 1:
+        why = "measured: " + ", ".join(
+            f"{name} {1e3 * seconds:.1f} ms" for name, seconds in sorted(times.items(), key=lambda entry: entry[1])
+        )
+    else:
+        why = "the only plan" if len(plan.open_variants) < 2 else "its variants were not timed"
+    away = plan.who_is_away()
+    return f"{why}; {away}" if away else why

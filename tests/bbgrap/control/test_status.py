@@ -9,6 +9,7 @@ from bbgrap.control.coordinator_events import Noticed
 from bbgrap.control.coordinator_instructions import Log
 from bbgrap.control.coordinator_settings import Settings
 from bbgrap.control.request_statistics import MAX_COUNTED, MAX_EVENTS, MAX_GONE, OTHERS
+from bbgrap.planners.options import PlanOptions
 from bbgrap.protocol import client_messages as c
 from bbgrap.protocol import messages as m
 from bbgrap.protocol import status_messages as s
@@ -112,6 +113,16 @@ def test_who_serves_and_why():
     (model,) = told(wire).models
     assert (model.plans[0].serves, model.plans[0].nodes) == ("standby", ("a",))
     assert model.plans[0].why in {"b is away", "a plan is being made", "the plan is being loaded"}
+
+
+def test_why_a_slower_variant_serves_is_that_an_agent_of_the_faster_one_is_away():
+    wire = ready_wire("a", "b", options=PlanOptions("auto"), seconds={("a", "b"): 0.01, ("a",): 0.02, ("b",): 0.02})
+    (plan,) = told(wire).models[0].plans
+    assert (plan.nodes, "measured: " in plan.why, "away" in plan.why) == (("a", "b"), True, False)
+    wire.crash(wire.agent("b"))
+    wire.wait(1.0)
+    (plan,) = told(wire).models[0].plans
+    assert (plan.nodes, plan.why.endswith("; b is away")) == (("a",), True)
 
 
 def test_events_tell_of_joining_plans_and_losses_once():
