@@ -72,7 +72,7 @@ def up(
         print_json([asdict(state if state.fault else replace(state, log=())) for state in states])
     else:
         columns = ("name", "host", "process", "pid", "bbgrap" if check else "in the cluster", "fault")
-        print_table(columns, [(s.name, s.where, s.process, s.pid or None, s.cluster, s.fault) for s in states])
+        print_table(columns, [(s.name, s.where, s.process, str(s.pid) if s.pid else None, s.cluster, s.fault) for s in states])
         for state in faults:
             if state.log:
                 say("\n".join([f"the end of the log of '{state.name}' at {state.where}:", *(f"    {line}" for line in state.log)]))
