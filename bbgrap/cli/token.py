@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
@@ -142,7 +143,9 @@ def _show(keys: tuple[KeyStatus, ...], as_json: bool) -> None:
 def _state(key: KeyStatus) -> str:
     if key.revoked:
         return f"revoked {_date(key.revoked)}"
-    return f"until {_date(key.expires)}" if key.expires else "valid"
+    if not key.expires:
+        return "valid"
+    return f"{'until' if time.time() < key.expires else 'expired'} {_date(key.expires)}"
 
 
 def _date(seconds: float) -> str:
