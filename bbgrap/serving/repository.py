@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bbgrap.errors import BbgrapError, ModelError
+from bbgrap.errors import AccessError, BbgrapError, ModelError
 from bbgrap.serving.model import ServedModel
 from bbgrap.serving.refusals import Refusal, RefusedError
 
@@ -59,13 +59,15 @@ class Repository:
 
         Raises:
             ModelError: if one that was named cannot be loaded.
+            AccessError: if that is because the coordinator does not let this client bring models.
         """
         for name in self.entries():
             try:
                 self.load(name)
             except RefusedError as error:
                 if name in self._named:
-                    raise ModelError(error.reason) from error
+                    kind = AccessError if isinstance(error.__cause__, AccessError) else ModelError
+                    raise kind(error.reason) from error
         return dict(self._reasons)
 
     def load(self, name: str) -> None:

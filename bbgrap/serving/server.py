@@ -162,6 +162,7 @@ async def serve(
     Raises:
         UsageError: if gRPC's address cannot be had, or its package is missing.
         ModelError: if a model that was named at the start cannot be loaded.
+        AccessError: if the coordinator does not let this client bring it.
     """
     named = HostCheck(make_app(gateway, more), names, own_names)
     config = uvicorn.Config(

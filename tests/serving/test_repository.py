@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from bbgrap.errors import ModelError
+from bbgrap.errors import AccessError, ModelError
 from bbgrap.graph.onnx_read import read_model
 from bbgrap.serving.repository import Repository
 from tests.serving.clients import Grpc
@@ -32,6 +32,16 @@ def test_what_may_not_be_looked_into_keeps_nothing_else_from_being_served(tmp_pa
     repository = Repository({}, tmp_path, lambda entry: read_model(entry.path))
     assert repository.load_all().keys() == {name.removesuffix(".onnx")}
     assert repository.models.keys() == {"rows"}
+
+
+def test_that_models_may_not_be_brought_is_no_fault_of_a_model():
+    """The command ends with the exit code of a token that does not allow this."""
+
+    def load(_):
+        raise AccessError("reader 'eve' may not say OfferModel")
+
+    with pytest.raises(AccessError, match="model 'rows': reader 'eve' may not"):
+        Repository({"rows": Path("rows.onnx")}, None, load).load_all()
 
 
 def test_a_folder_that_is_gone_is_named(tmp_path):
