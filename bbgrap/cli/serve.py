@@ -100,10 +100,12 @@ def serve(
     states = _states(state or [])
     try:
         from bbgrap.serving.gateway import Limits
-        from bbgrap.serving.server import listen
+        from bbgrap.serving.server import host_and_port, listen
     except ImportError as error:
         package = (error.name or "a package").partition(".")[0]
         raise UsageError(f"serve: {package} is not installed: pip install 'bbgrap[serve]'") from None
+    if grpc:
+        host_and_port("--grpc", grpc)  # gRPC would take another port where there is none
     # Before agents are started, which write like this process.
     write_logs(log_format)
     logging.getLogger().setLevel(logging.WARNING)

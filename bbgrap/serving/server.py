@@ -109,23 +109,33 @@ class _Protocol(HttpToolsProtocol):
         self.cycle.message_event.set()
 
 
+def host_and_port(option: str, address: str) -> tuple[str, int]:
+    """Return the parts of `HOST:PORT`, the host of an IPv6 address without brackets.
+
+    Raises:
+        UsageError: if it is no such address.
+    """
+    host, port = split_address(address)
+    host = host.removeprefix("[").removesuffix("]")
+    if not host or not (port.isascii() and port.isdecimal()) or int(port) > 65535:
+        raise UsageError(f"{option}: expected HOST:PORT, like 127.0.0.1:8000, got '{address}'")
+    return host, int(port)
+
+
 def listen(option: str, address: str) -> socket.socket:
     """Return a socket that listens at `HOST:PORT`; port 0 is a free one.
 
     Raises:
         UsageError: if it is no address, or cannot be had.
     """
-    host, port = split_address(address)
-    host = host.removeprefix("[").removesuffix("]")
-    if not host or not port.isdecimal() or int(port) > 65535:
-        raise UsageError(f"{option}: expected HOST:PORT, like 127.0.0.1:8000, got '{address}'")
+    host, port = host_and_port(option, address)
     # asyncio sends small packets at once (TCP_NODELAY) only where a socket says that it is TCP, which `socket.create_server` leaves out;
     # without, every answer of two parts takes 40 ms longer.
     listening = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         if sys.platform != "win32":  # there it would let two servers have one port
             listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listening.bind((host, int(port)))
+        listening.bind((host, port))
         listening.listen(1024)
         return listening
     except OSError as error:
