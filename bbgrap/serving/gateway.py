@@ -77,7 +77,8 @@ class Inference(Generic[R]):
 class Gateway:
     """A server's requests.
 
-    Invariants: `in_flight` counts those that were let in and have not ended. What is not asynchronous any thread may call.
+    Invariants: `in_flight` counts those that were let in and have not ended, `unsent` the answers to them that gRPC still sends.
+        What is not asynchronous any thread may call.
     """
 
     def __init__(self, connection: Connection, repository: Repository, limits: Limits, tracing: Tracing | None = None) -> None:
@@ -87,6 +88,7 @@ class Gateway:
         self.limits = limits
         self.tracing = tracing or Tracing()
         self.in_flight = 0
+        self.unsent = 0
         self._lock = threading.Lock()
         self.is_loaded = False
         """Whether the models of the start have been looked at."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from functools import partial
 from inspect import isawaitable
 from typing import Any
@@ -149,17 +149,19 @@ class _Calls:
         return {}
 
     async def infer(self, request: Any, context: Any) -> Any:  # noqa: ANN401
-        with ExitStack() as place:
-            place.enter_context(self._gateway.admitted())
+        with self._gateway.admitted():
             model = self._repository.get(request.model_name, request.model_version)
             asked = _infer_of(request, context.time_remaining())
             sent = dict(context.invocation_metadata() or ())
             answer = partial(_response, model, asked)
             answered = await self._gateway.infer(model, Inference(asked, answer, str(sent.get("traceparent", ""))))
-            # A server that stops waits until its client has taken it.
-            until_sent = place.pop_all()
-            context.add_done_callback(lambda _: until_sent.close())
-            return answered
+        # From here on it takes nobody's place; but a server that stops waits until its client has it.
+        self._gateway.unsent += 1
+        context.add_done_callback(self._count_sent)
+        return answered
+
+    def _count_sent(self, _: object) -> None:
+        self._gateway.unsent -= 1
 
     def _model(self, request: Any) -> ServedModel:  # noqa: ANN401
         return self._repository.get(request.name, request.version)

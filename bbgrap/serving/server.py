@@ -236,10 +236,10 @@ async def _drain(gateway: Gateway) -> None:
     """Wait until what runs has ended; what takes too long is given up."""
     try:
         async with asyncio.timeout(_GRACE_S):
-            while gateway.in_flight:
+            while gateway.in_flight or gateway.unsent:
                 await asyncio.sleep(0.01)
     except TimeoutError:
-        _log.warning("stopping: %d requests have not ended after %g s and are given up", gateway.in_flight, _GRACE_S)
+        _log.warning("stopping: %d requests have not ended after %g s and are given up", gateway.in_flight + gateway.unsent, _GRACE_S)
         gateway.give_up()
         await asyncio.sleep(0.1)
 
