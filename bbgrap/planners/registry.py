@@ -5,23 +5,18 @@ from collections.abc import Callable, Mapping
 from bbgrap.cluster import Cluster
 from bbgrap.errors import UsageError
 from bbgrap.graph import Graph
-from bbgrap.planners.allrow_greedy import plan_allrow_greedy
+from bbgrap.planners.against_tofu import plan_allrow_greedy, plan_equal_chop, plan_icml18, plan_spartan
 from bbgrap.planners.bbgrap import all_descriptions, plan_bbgrap
-from bbgrap.planners.data_parallel import plan_data_parallel
-from bbgrap.planners.equal_chop import plan_equal_chop
+from bbgrap.planners.by_layer import plan_data_parallel, plan_model_parallel, plan_one_weird_trick
 from bbgrap.planners.fewer_exchanges import plan_fewer_exchanges
 from bbgrap.planners.fused_tiles import plan_fused_tiles
 from bbgrap.planners.hypar import plan_hypar
-from bbgrap.planners.icml18 import plan_icml18
 from bbgrap.planners.layerwise import plan_layerwise
-from bbgrap.planners.model_parallel import plan_model_parallel
-from bbgrap.planners.one_weird_trick import plan_one_weird_trick
 from bbgrap.planners.options import AUTO, PlanOptions
 from bbgrap.planners.pipeline import plan_pipeline
 from bbgrap.planners.plan import Plan, Tiles, verify_plan
 from bbgrap.planners.single import plan_single
 from bbgrap.planners.soybean import plan_soybean
-from bbgrap.planners.spartan import plan_spartan
 from bbgrap.planners.tensor_parallel import plan_tensor_parallel
 from bbgrap.planners.tofu import plan_tofu
 from bbgrap.planners.widest import plan_widest

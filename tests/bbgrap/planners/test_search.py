@@ -11,8 +11,8 @@ from bbgrap.cluster import Cluster
 from bbgrap.compiler.compile import compile_plan
 from bbgrap.graph import DType, Graph, Node, TensorType
 from bbgrap.graph.weights import make_weight
+from bbgrap.planners.against_tofu import chop_choices
 from bbgrap.planners.bbgrap import all_descriptions
-from bbgrap.planners.equal_chop import chop_choices
 from bbgrap.planners.options import PlanOptions
 from bbgrap.planners.plan import Plan
 from bbgrap.planners.search import Choices
