@@ -1,7 +1,7 @@
 """The tensor description language: what operators read, how they split, how a piece is computed."""
 
 from bbgrap.tdl import operators as _operators  # registers the rules
-from bbgrap.tdl.analysis import even_split, flops, granularity, input_regions, is_elementwise, output_regions, strategies
+from bbgrap.tdl.analysis import flops, granularity, input_regions, is_elementwise, output_regions
 from bbgrap.tdl.computable_regions import computable
 from bbgrap.tdl.language import Description, Descriptions
 from bbgrap.tdl.partial import Part, localize_part, part_unit, reducer_of, reducible
@@ -20,7 +20,6 @@ __all__ = [
     "computable",
     "describe",
     "described_operators",
-    "even_split",
     "flops",
     "granularity",
     "input_regions",
@@ -32,7 +31,6 @@ __all__ = [
     "reducer_of",
     "reducible",
     "site_of",
-    "strategies",
 ]
 
 del _operators

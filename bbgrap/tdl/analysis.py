@@ -9,10 +9,8 @@ clipped to the tensor. Laws: a predicted region contains every element that is r
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import product
 from math import gcd, lcm, prod
-from typing import Literal
 
 from bbgrap.shapemap import Interval, IntervalSet, ShapeMap
 from bbgrap.tdl.language import (
@@ -26,7 +24,6 @@ from bbgrap.tdl.language import (
     Opaque,
     Quotient,
     Reduce,
-    ReducerKind,
     Remainder,
     ScalarCall,
     Scaled,
@@ -170,37 +167,3 @@ def _work(expression: Expression, reduction: Mapping[str, Interval]) -> int:
             return OPAQUE_FLOPS_PER_ELEMENT
         case Access():
             return 0
-
-
-@dataclass(frozen=True, slots=True)
-class Strategy:
-    """One way to split a node over workers (Tofu 4.1): along an output index (concatenate) or a reduction index (combine with `kind`)."""
-
-    index: str
-    kind: Literal["concatenate"] | ReducerKind
-    regions: tuple[tuple[ShapeMap | None, ...], ...]
-    """Per worker, per operand: what it reads."""
-
-
-def strategies(description: Description, operand_shapes: Sequence[Shape | None], workers: int = 2) -> tuple[Strategy, ...]:
-    """Return every strategy for a number of workers: splittable output indices first, then indices of an outermost reduction."""
-    found = []
-    whole = ShapeMap.full(description.shape)
-    for axis in description.splittable_axes:
-        pieces = even_split(description.shape[axis], workers)
-        tiles = [whole.replace(axis, IntervalSet.of(piece)) for piece in pieces]
-        regions = tuple(input_regions(description, tile, operand_shapes) for tile in tiles)
-        found.append(Strategy(description.outputs[axis].name, "concatenate", regions))
-    if isinstance(description.body, Reduce):
-        for index in description.body.over:
-            pieces = even_split(index.extent, workers)
-            regions = tuple(input_regions(description, whole, operand_shapes, {index.name: piece}) for piece in pieces)
-            found.append(Strategy(index.name, description.body.kind, regions))
-    return tuple(found)
-
-
-def even_split(extent: int, parts: int) -> tuple[Interval, ...]:
-    """Cut `[0, extent)` into `parts` intervals, the remainder round-robin from the first: 8 over 3 is 3, 3, 2 (BBGraP equation 1)."""
-    base, extra = divmod(extent, parts)
-    stops = [base * (i + 1) + min(i + 1, extra) for i in range(parts)]
-    return tuple(Interval(start, stop) for start, stop in zip([0, *stops[:-1]], stops, strict=True))

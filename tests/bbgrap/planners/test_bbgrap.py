@@ -14,7 +14,6 @@ from bbgrap.planners.options import PlanOptions, Split
 from bbgrap.planners.registry import make_plan
 from bbgrap.planners.shares import grid_of, split_by_shares
 from bbgrap.program.statistics import statistics_of
-from bbgrap.tdl import even_split
 from bbgrap.zoo import build
 
 
@@ -32,7 +31,8 @@ def test_shares_cover_the_axis_in_whole_units(extent: int, shares: list[int], un
 
 @given(st.integers(0, 100), st.integers(1, 9))
 def test_equal_shares_are_equation_1(extent: int, parts: int) -> None:
-    assert split_by_shares(extent, [1.0] * parts) == even_split(extent, parts)
+    sizes = [extent // parts + (number < extent % parts) for number in range(parts)]
+    assert [len(piece) for piece in split_by_shares(extent, [1.0] * parts)] == sizes
 
 
 def test_grids_are_as_square_as_they_can_be() -> None:

@@ -1,11 +1,14 @@
 """What follows from a description: regions, strategies, granularity, work (check T1)."""
 
+from dataclasses import dataclass
+
 import numpy as np
 import pytest
 
+from bbgrap.planners.shares import split_by_shares
 from bbgrap.shapemap import Interval, IntervalSet, ShapeMap
-from bbgrap.tdl import Description, flops, granularity, input_regions, strategies
-from bbgrap.tdl.language import ALL, Index, Max, Opaque, Quotient, ScalarCall, Sum, indices, operand
+from bbgrap.tdl import Description, flops, granularity, input_regions
+from bbgrap.tdl.language import ALL, Index, Max, Opaque, Quotient, Reduce, ScalarCall, Sum, indices, operand
 from tests.bbgrap.tdl.verifier import Case, Whole
 
 DATA, FILTERS = operand(0), operand(1)
@@ -14,6 +17,33 @@ DATA, FILTERS = operand(0), operand(1)
 def conv1d():
     b, co, x, ci, dx = indices(b=8, co=16, x=30, ci=4, dx=3)
     return Description((b, co, x), Sum((ci, dx), DATA[b, ci, x + dx] * FILTERS[ci, co, dx]))
+
+
+@dataclass(frozen=True)
+class Strategy:
+    """One way to split a node over two workers (Tofu 4.1): along an output index, or an index that is summed over."""
+
+    index: str
+    kind: str
+    regions: list[tuple[ShapeMap | None, ...]]
+    """Per worker, per operand: what it reads."""
+
+
+def strategies(description, operand_shapes):
+    """List every strategy: splittable output indices first, then indices of an outermost reduction."""
+    found = []
+    whole = ShapeMap.full(description.shape)
+    for axis in description.splittable_axes:
+        pieces = split_by_shares(description.shape[axis], [1.0, 1.0])
+        tiles = [whole.replace(axis, IntervalSet.of(piece)) for piece in pieces]
+        regions = [input_regions(description, tile, operand_shapes) for tile in tiles]
+        found.append(Strategy(description.outputs[axis].name, "concatenate", regions))
+    if isinstance(description.body, Reduce):
+        for index in description.body.over:
+            pieces = split_by_shares(index.extent, [1.0, 1.0])
+            regions = [input_regions(description, whole, operand_shapes, {index.name: piece}) for piece in pieces]
+            found.append(Strategy(index.name, description.body.kind, regions))
+    return found
 
 
 def test_t1_conv1d_has_five_strategies():

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bbgrap.planners.shares import split_by_shares
 from bbgrap.shapemap import Interval, IntervalSet, ShapeMap
-from bbgrap.tdl import even_split
 from bbgrap.tdl.operators.windows import Window
 from tests.bbgrap.tdl.verifier import Case, Whole, local_pads, run_local, take
 from tests.bbgrap.tdl.window_cases import conv, conv_transpose, pool
@@ -24,7 +24,7 @@ def pieces_of(whole, devices):
     """Per device: what it reads along the last axis, and its pads; (), () for a device without work."""
     shape = whole.output.shape
     found = []
-    for piece in even_split(shape[-1], devices):
+    for piece in split_by_shares(shape[-1], [1.0] * devices):
         if not len(piece):
             found.append(((), ()))
             continue
@@ -37,7 +37,7 @@ def pieces_of(whole, devices):
 def as_printed(extent, kernel, stride, pads, dilation, devices) -> list[Bounds]:
     """Equations 2 to 6 as the paper prints them, except that equation 3 takes the node's own output size (its figure 4 does)."""
     true_kernel = (kernel - 1) * dilation + 1
-    sizes = [len(piece) for piece in even_split((extent + sum(pads) - true_kernel) // stride + 1, devices)]
+    sizes = [len(piece) for piece in split_by_shares((extent + sum(pads) - true_kernel) // stride + 1, [1.0] * devices)]
     found = []
     for i, size in enumerate(sizes):
         interval = (size - 1) * stride + true_kernel
@@ -48,12 +48,12 @@ def as_printed(extent, kernel, stride, pads, dilation, devices) -> list[Bounds]:
 
 
 def test_b1_equation_1_even_split_with_remainder_first():
-    assert [len(piece) for piece in even_split(8, 3)] == [3, 3, 2]
+    assert [len(piece) for piece in split_by_shares(8, [1.0] * 3)] == [3, 3, 2]
 
 
 @given(st.integers(0, 40), st.integers(1, 9))
 def test_equation_1_cuts_everything_once_and_evenly(extent, parts):
-    pieces = even_split(extent, parts)
+    pieces = split_by_shares(extent, [1.0] * parts)
     assert [i for piece in pieces for i in range(piece.start, piece.stop)] == list(range(extent))
     sizes = [len(piece) for piece in pieces]
     assert sizes == sorted(sizes, reverse=True)
@@ -129,7 +129,7 @@ def test_b8_equations_2_to_6_against_brute_force(kind, data):
     window, shape = windows(case)[axis], whole.output.shape
     count = touched_transposed if kind == "conv_transpose" else touched
     results = []
-    for piece in even_split(shape[axis + 2], devices):
+    for piece in split_by_shares(shape[axis + 2], [1.0] * devices):
         if not len(piece):
             continue
         region = ShapeMap.full(shape).replace(axis + 2, IntervalSet.of(piece))
