@@ -40,7 +40,8 @@ from bbgrap.cluster.types import LOCAL, Link, Network, NodeProfile
 from bbgrap.costmodel.clock import run_clock
 from bbgrap.costmodel.messages import NetworkModel
 from bbgrap.costmodel.timeline import Timeline
-from bbgrap.engine.prepare import prepare
+from bbgrap.engine.load import load_graph
+from bbgrap.engine.prepare import prepare_graph
 from bbgrap.engine.reference import Reference
 from bbgrap.graph.types import Array
 from bbgrap.planners.options import PlanOptions
@@ -177,7 +178,7 @@ def measured_case(
 ) -> Simulated:
     """Plan a case and measure its devices, alone, or while the other of two works on the core `company_on`."""
     shapes, cluster = {name: array.shape for name, array in feeds.items()}, cluster_of(case, profile)
-    planned = prepare(path, shapes, cluster, options)[0]
+    planned, _ = prepare_graph(load_graph(path, shapes), cluster, options)[0]
     artifacts = planned.artifacts
     walks = []
     for number, device in enumerate(artifacts.devices):
@@ -194,7 +195,7 @@ def measured_case(
 
 def companion(path: Path, shapes: Mapping[str, tuple[int, ...]], options: PlanOptions, cluster: Cluster, number: int) -> Work:
     """Return what walks one device of a plan."""
-    artifacts = prepare(path, shapes, cluster, options)[0].artifacts
+    artifacts = prepare_graph(load_graph(path, shapes), cluster, options)[0][0].artifacts
     peers = Peers(loaded(artifacts.devices[number], artifacts.weights))
     return lambda: peers.walk(())
 

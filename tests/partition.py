@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 
@@ -13,8 +14,10 @@ from bbgrap.compiler.assembly import box_within
 from bbgrap.compiler.compile import Compiled, compile_plan
 from bbgrap.compiler.export import export
 from bbgrap.compiler.simulate import simulate
+from bbgrap.control.planned_variant import PlannedVariant
 from bbgrap.engine.kernels import local_kernels
-from bbgrap.engine.prepare import plan_graph
+from bbgrap.engine.load import load_graph
+from bbgrap.engine.prepare import plan_graph, prepare_graph
 from bbgrap.engine.sessions import make_session
 from bbgrap.graph import Array, Graph
 from bbgrap.graph.onnx_io import write_graph
@@ -25,6 +28,11 @@ from bbgrap.program.steps import DeviceProgram, Program
 from bbgrap.runtime.execution import Kernel
 from bbgrap.runtime.schedule import LocalRun, extract
 from bbgrap.shapemap import ShapeMap
+
+
+def prepare(model: Path, shapes: Mapping[str, tuple[int, ...]], cluster: Cluster, options: PlanOptions) -> tuple[PlannedVariant, ...]:
+    """Load a model and return the ways to run it on a cluster."""
+    return tuple(planned for planned, _ in prepare_graph(load_graph(model, shapes), cluster, options))
 
 
 def compiled(graph: Graph, cluster: Cluster, options: PlanOptions, transfers: TransferType = "exact") -> Compiled:

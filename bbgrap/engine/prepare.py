@@ -1,4 +1,4 @@
-"""From a model file to everything that is deployed, in one call."""
+"""From a loaded model to everything that is deployed, in one call."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import gc
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 
 from bbgrap.auto.forecast import Forecast
 from bbgrap.auto.search import plan_auto
@@ -19,7 +18,6 @@ from bbgrap.compiler.passes.state import layout_of
 from bbgrap.compiler.predict import Predictor
 from bbgrap.compiler.sequences import for_sequences
 from bbgrap.control.planned_variant import SCALED_FROM, PlannedVariant
-from bbgrap.engine.load import load_graph
 from bbgrap.engine.variants import beside, is_guarded, lacks_of, serves_streams, variant_of, whole_on_each
 from bbgrap.errors import PlanError
 from bbgrap.graph import Graph
@@ -42,17 +40,6 @@ TIGHT = 0.85
 
 LEANER_SPLITS: tuple[Split, ...] = ("channels", "inputs")
 """Splits that divide the weights, tried in this order where the chosen one does not fit the nodes' memory."""
-
-
-def prepare(model: Path, shapes: Mapping[str, tuple[int, ...]], cluster: Cluster, options: PlanOptions) -> tuple[PlannedVariant, ...]:
-    """Load a model for concrete input shapes and return what `prepare_graph` does.
-
-    Raises:
-        ModelError: if the file is no valid model.
-        InputError: if the shapes do not fit it.
-        PlanError: if no plan exists, or none that fits the nodes' memory.
-    """
-    return tuple(planned for planned, _ in prepare_graph(load_graph(model, shapes), cluster, options))
 
 
 def prepare_graph(graph: Graph, cluster: Cluster, options: PlanOptions) -> tuple[PreparedVariant, ...]:

@@ -11,7 +11,6 @@ import pytest
 from bbgrap import zoo
 from bbgrap.cluster.types import LOCAL, NodeProfile
 from bbgrap.costmodel.clock import Await, Busy, Post
-from bbgrap.engine.prepare import prepare
 from bbgrap.protocol.message_layout import layouts_sent
 from bbgrap.runtime.schedule import LocalJoin, LocalReceive, LocalRun, LocalSend
 from benchmarks import scale
@@ -19,6 +18,7 @@ from benchmarks.device_times import Stopwatch, Walk
 from benchmarks.network import ModelAt, parse_planner
 from benchmarks.scale import Around, Case, cluster_of, idle_model, real_link
 from benchmarks.testbed import Rate
+from tests.partition import prepare
 
 
 def test_links_of_real_machines():

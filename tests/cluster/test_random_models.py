@@ -15,13 +15,12 @@ from bbgrap.cluster import Cluster, NodeProfile
 from bbgrap.cluster.types import COORDINATOR, LinkProfile
 from bbgrap.compiler.simulate import simulate
 from bbgrap.engine.kernels import local_kernels
-from bbgrap.engine.prepare import prepare
 from bbgrap.graph.onnx_io import save_graph
 from bbgrap.local import LocalCluster
 from bbgrap.session import InferenceSession
 from tests.examples import examples
 from tests.known_agents import known_cluster
-from tests.partition import assert_close, plain_outputs
+from tests.partition import assert_close, plain_outputs, prepare
 from tests.random_models import networks, plan_options, random_feeds
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(120)]

@@ -7,10 +7,10 @@ import pytest
 from bbgrap.cluster import Cluster, NodeProfile
 from bbgrap.compiler.memory import LEAST_STANDBY_BYTES, WEIGHT_COPIES, overfull
 from bbgrap.engine.load import load_graph
-from bbgrap.engine.prepare import prepare
 from bbgrap.errors import PlanError
 from bbgrap.planners.options import PlanOptions
 from bbgrap.zoo import materialize
+from tests.partition import prepare
 
 SHAPES = {"input": (1, 3, 224, 224)}
 

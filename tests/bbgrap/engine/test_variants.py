@@ -15,12 +15,12 @@ from bbgrap.compiler.export import export
 from bbgrap.compiler.simulate import simulate
 from bbgrap.engine.kernels import local_kernels
 from bbgrap.engine.load import load_graph
-from bbgrap.engine.prepare import prepare
 from bbgrap.engine.reference import Reference
 from bbgrap.planners.bbgrap import all_descriptions
 from bbgrap.planners.options import PlanOptions
 from bbgrap.planners.single import plan_whole
 from bbgrap.zoo import materialize
+from tests.partition import prepare
 
 SHAPES = {"input": (1, 3, 32, 32)}
 AUTO = PlanOptions(planner="auto", search_seconds=2.0)

@@ -24,12 +24,12 @@ from bbgrap_coordinator.planning import LEAST_LIMIT_S, PLANNER, PlanningQueues, 
 from bbgrap.cluster import Cluster
 from bbgrap.control.coordinator_events import PlanFailed, Planned
 from bbgrap.control.coordinator_instructions import StartPlanning, StartStandby
-from bbgrap.engine.prepare import prepare
 from bbgrap.engine.standby import standby_of
 from bbgrap.planners.options import PlanOptions
 from bbgrap.protocol.client_messages import Fault, ModelFile
 from bbgrap.transport.confinement import memory_bound
 from bbgrap.zoo import materialize
+from tests.partition import prepare
 
 SHAPES = {"input": (1, 3, 32, 32)}
 STRANGE = ("-m", "tests.coordinator.strange_planner")
