@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from bbgrap.zoo.builder import Builder
-from bbgrap.zoo.resnet import resnet
+from bbgrap.zoo.convolutional import resnet
 from bbgrap.zoo.training.networks import STACKS, ConvBlock, stack
 
 if TYPE_CHECKING:

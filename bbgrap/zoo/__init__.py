@@ -16,13 +16,9 @@ from bbgrap.errors import ModelError
 from bbgrap.graph.onnx_io import FreeAxes, free_batch, save_graph
 from bbgrap.graph.types import Graph
 from bbgrap.zoo import decoder, llama, voice
-from bbgrap.zoo.alexnet import alexnet
-from bbgrap.zoo.mobilenet import mobilenet_v2
+from bbgrap.zoo.convolutional import alexnet, mobilenet_v2, resnet50, resnet152, tiny, unet, vgg16
 from bbgrap.zoo.quantized import quantized
 from bbgrap.zoo.ranges import RANGES
-from bbgrap.zoo.resnet import resnet50, resnet152, tiny
-from bbgrap.zoo.unet import unet
-from bbgrap.zoo.vgg import vgg16
 from bbgrap.zoo.vit import vit_b16
 from bbgrap.zoo.yolo import yolo
 

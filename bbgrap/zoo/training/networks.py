@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from functools import partial
 
 from bbgrap.graph.types import Graph
-from bbgrap.zoo.alexnet import alexnet
 from bbgrap.zoo.builder import Builder
-from bbgrap.zoo.resnet import resnet
+from bbgrap.zoo.convolutional import alexnet, resnet
 
 
 @dataclass(frozen=True, slots=True)
