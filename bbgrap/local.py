@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from bbgrap.errors import ClusterUnavailableError, UsageError
-from bbgrap.python_command import python_command
+from bbgrap.own_process import python_command
 from bbgrap.session.connection import connect
 from bbgrap.session.own_cluster import OwnCluster
 from bbgrap.session.temporary import folder_of

@@ -14,11 +14,10 @@ import typer
 
 from bbgrap.errors import BbgrapError, UsageError
 from bbgrap.observing.logs import LogFormat, name_node, write_logs
+from bbgrap.own_process import open_closed_streams, stop_signals
 from bbgrap.protocol.addresses import host_of
 from bbgrap.settings.options import SettingsCommand
 from bbgrap.settings.version import Version
-from bbgrap.standard_streams import open_closed_streams
-from bbgrap.stop_signals import stop_signals
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -23,8 +23,8 @@ from pathlib import Path
 from bbgrap.control import agent_events as events
 from bbgrap.doctor.cgroups import free_memory_bytes
 from bbgrap.errors import RemoteProtocolError
+from bbgrap.own_process import python_command
 from bbgrap.protocol.messages import Abandon, Deploy, Heartbeat, Release
-from bbgrap.python_command import python_command
 from bbgrap.transport.identity import TlsIdentity
 from bbgrap.transport.memory_broker import start_broker
 from bbgrap_agent.exit_causes import cause_of, oom_kills, sentence_of

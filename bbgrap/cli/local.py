@@ -9,7 +9,7 @@ import typer
 from bbgrap.cli.options import MAX_AGENTS, Threads
 from bbgrap.cli.output import print_result, say, step
 from bbgrap.errors import ClusterUnavailableError
-from bbgrap.stop_signals import stop_signals
+from bbgrap.own_process import stop_signals
 
 if TYPE_CHECKING:
     from bbgrap.local import LocalCluster

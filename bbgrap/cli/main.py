@@ -41,10 +41,9 @@ from bbgrap.cli.exec import SETTINGS, exec_program
 from bbgrap.cli.input_options import FreeDimensionsError
 from bbgrap.cli.output import report_error, say
 from bbgrap.errors import BbgrapError
+from bbgrap.own_process import open_closed_streams, stop_signals, write_out
 from bbgrap.settings.options import SettingsGroup, take_files
 from bbgrap.settings.version import Version
-from bbgrap.standard_streams import open_closed_streams, write_out
-from bbgrap.stop_signals import stop_signals
 
 _UNWRITTEN = "the output cannot be written: {}"
 

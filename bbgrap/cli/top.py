@@ -11,7 +11,7 @@ import typer
 from bbgrap.cli.options import Coordinator, Insecure, TokenFile
 from bbgrap.cli.output import columns, print_result
 from bbgrap.errors import ClusterUnavailableError, UsageError
-from bbgrap.stop_signals import stop_signals
+from bbgrap.own_process import stop_signals
 
 if TYPE_CHECKING:
     from bbgrap.protocol.status_messages import Status

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from bbgrap.local import end_of
-from bbgrap.python_command import python_command
+from bbgrap.own_process import python_command
 from bbgrap.transport.control_client import is_listening
 from bbgrap.transport.credentials import INSECURE, TOKEN, TOKEN_FILE
 

@@ -17,13 +17,13 @@ from starlette.routing import BaseRoute
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from bbgrap.errors import UsageError
+from bbgrap.own_process import stop_signals
 from bbgrap.protocol.addresses import split_address
 from bbgrap.serving.connection_threads import ConnectionThread, ConnectionThreads
 from bbgrap.serving.gateway import Gateway, ended
 from bbgrap.serving.host_check import HostCheck
 from bbgrap.serving.http import make_app
 from bbgrap.session.stops import StoppedError
-from bbgrap.stop_signals import stop_signals
 
 _GRACE_S = 30.0
 """How long a server that is told to stop goes on with what runs."""

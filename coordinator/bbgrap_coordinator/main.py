@@ -12,9 +12,9 @@ import typer
 
 from bbgrap.errors import BbgrapError, UsageError
 from bbgrap.observing.logs import LogFormat, write_logs
+from bbgrap.own_process import open_closed_streams
 from bbgrap.settings.options import SettingsCommand
 from bbgrap.settings.version import Version
-from bbgrap.standard_streams import open_closed_streams
 
 
 class DataPlaneMode(Enum):

@@ -19,9 +19,9 @@ from pathlib import Path
 
 from bbgrap.cluster.types import Cluster
 from bbgrap.errors import ExecutionError, PlanError, shortened
+from bbgrap.own_process import python_command
 from bbgrap.planners.options import PlanOptions
 from bbgrap.protocol.client_messages import Fault
-from bbgrap.python_command import python_command
 from bbgrap_coordinator.models import NO_ROOM
 
 _END_S = 1.0

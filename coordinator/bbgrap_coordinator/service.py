@@ -20,9 +20,9 @@ from bbgrap.control.coordinator_settings import Settings
 from bbgrap.doctor.local_checks import is_loopback
 from bbgrap.doctor.local_facts import look_up
 from bbgrap.errors import BbgrapError, UsageError
+from bbgrap.own_process import stop_signals
 from bbgrap.protocol.addresses import host_of
 from bbgrap.protocol.version import VERSION
-from bbgrap.stop_signals import stop_signals
 from bbgrap.transport.control_server import ControlServer
 from bbgrap.transport.control_sockets import check_address
 from bbgrap.transport.discovery import announce

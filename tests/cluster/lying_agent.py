@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from bbgrap_agent import main, nanny, worker
 from bbgrap_agent.deployment import Deployment
 
-from bbgrap.python_command import python_command
+from bbgrap.own_process import python_command
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -1,8 +1,9 @@
-"""Standard streams: those that a process was started without, and what is left in them at its end."""
+"""What every program of this package sees to in its own process: standard streams, signals, and how it starts Python again."""
 
 from __future__ import annotations
 
 import os
+import signal
 import sys
 
 
@@ -34,3 +35,29 @@ def write_out() -> str:
         os.close(nothing)
         return "" if isinstance(error, BrokenPipeError) else error.strerror or str(error)
     return ""
+
+
+def stop_signals() -> tuple[int, ...]:
+    """Return the signals that ask a process to end in order.
+
+    That the terminal was closed is one, where there is this signal and the process was not started to outlast it.
+    """
+    closed = getattr(signal, "SIGHUP", None)
+    return (signal.SIGTERM, signal.SIGINT, *(() if closed is None or signal.getsignal(closed) is signal.SIG_IGN else (closed,)))
+
+
+def python_command() -> list[str]:
+    """Return how to start this interpreter, to be followed by `-m` and the name of a module.
+
+    Where this process does not import from the folder it was started in, neither does the other one: a user's `random.py` lies there.
+    """
+    return [sys.executable, *(() if _imports_from_its_folder() else ("-P",))]
+
+
+def _imports_from_its_folder() -> bool:
+    if "" in sys.path:
+        return True
+    try:
+        return os.getcwd() in sys.path  # noqa: PTH109 - as a text
+    except FileNotFoundError:  # it was removed since
+        return False

@@ -1,14 +1,17 @@
-"""Files of a user's folder are not taken for modules of libraries by what commands start."""
+"""Files of a user's folder are no modules of what commands start, and which signals ask a process to end in order."""
 
+import signal
 import subprocess
 import sys
 
 import pytest
 
-GONE = "import os, sys; from bbgrap.python_command import python_command; os.rmdir(os.getcwd()); print(python_command()[1:])"
+from bbgrap.own_process import stop_signals
+
+GONE = "import os, sys; from bbgrap.own_process import python_command; os.rmdir(os.getcwd()); print(python_command()[1:])"
 START = """
 import subprocess
-from bbgrap.python_command import python_command
+from bbgrap.own_process import python_command
 print(subprocess.call([*python_command(), "-m", "json.tool", "-h"]))
 """
 
@@ -24,3 +27,13 @@ def test_a_folder_that_is_gone_keeps_nobody_from_starting(tmp_path):
     """An agent starts workers as long as it lives."""
     done = subprocess.run([sys.executable, "-P", "-c", GONE], cwd=tmp_path, capture_output=True, text=True, check=True)
     assert done.stdout == "['-P']\n"
+
+
+def test_a_closed_terminal_ends_what_was_not_started_to_outlast_it():
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    try:
+        assert set(stop_signals()) == {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as `nohup` does
+        assert set(stop_signals()) == {signal.SIGTERM, signal.SIGINT}
+    finally:
+        signal.signal(signal.SIGHUP, before)
