@@ -31,7 +31,7 @@ from random import Random
 
 import zmq
 
-from bbgrap.transport.file_limits import allow_many_descriptors
+from bbgrap.transport.process import allow_many_descriptors
 
 GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x01" + b"CURVE".ljust(20, b"\0") + bytes(32)
 """How a ZeroMQ connection that wants CURVE begins."""

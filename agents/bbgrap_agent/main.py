@@ -122,7 +122,7 @@ def _work(
     from bbgrap.transport.control_sockets import check_address, check_host
     from bbgrap.transport.credentials import Credentials
     from bbgrap.transport.discovery import MDNS, discover
-    from bbgrap.transport.exit_with_parent import exit_with_parent
+    from bbgrap.transport.process import exit_with_parent
     from bbgrap.transport.tcp import listen_at
     from bbgrap_agent.agent import Agent
     from bbgrap_agent.enrolment import KeyFile, enrol, keys_folder

@@ -57,9 +57,9 @@ from bbgrap.protocol.messages import (
     TryLinks,
     WeightChunk,
 )
-from bbgrap.transport.file_limits import allow_many_descriptors
 from bbgrap.transport.identity import TlsIdentity
 from bbgrap.transport.memory_broker import MemoryClient
+from bbgrap.transport.process import allow_many_descriptors
 from bbgrap.transport.tcp import TcpDataPlane
 from bbgrap_agent.confinement import confine_worker
 from bbgrap_agent.executor import Executor

@@ -31,7 +31,7 @@ from bbgrap.observing.logs import inherited_format, write_logs
 from bbgrap.planners.options import PlanOptions
 from bbgrap.protocol.client_messages import Fault
 from bbgrap.transport.confinement import Permissions, confine, memory_bound
-from bbgrap.transport.exit_with_parent import exit_with_parent
+from bbgrap.transport.process import exit_with_parent
 from bbgrap_coordinator.artifacts import write_artifacts
 from bbgrap_coordinator.plan_tiles import read_tiles, write_tiles
 from bbgrap_coordinator.planner_process import SCRATCH, PlannerReply, PlanTask, Task, fault_of

@@ -10,7 +10,7 @@ import msgpack
 from bbgrap_coordinator.artifacts import write_artifacts
 from bbgrap_coordinator.planner_process import PlannerReply, Task
 
-from bbgrap.transport.exit_with_parent import exit_with_parent
+from bbgrap.transport.process import exit_with_parent
 from tests.coordinator.made import ARRAYS, variant
 
 
