@@ -15,7 +15,7 @@ import psutil
 from bbgrap.cluster import NodeProfile
 from bbgrap.cluster.types import Speed
 from bbgrap.local import LocalCluster
-from bbgrap.session import which_cluster
+from bbgrap.session import own_cluster
 
 PLAIN = ("-m", "bbgrap_coordinator.main")
 SPEED = Speed("conv3x3", flops_per_s=50e9)
@@ -68,5 +68,5 @@ def known_cluster(
 def lasting_cluster(agents: int, cache_dir: Path, coordinator: Sequence[str] = PLAIN, *, pin: bool = False) -> Iterator[LocalCluster]:
     """Start a cluster of known agents for several tests: sessions that name no cluster are not for it, though it is there."""
     with known_cluster(agents, cache_dir, coordinator, pin=pin) as cluster:
-        which_cluster.leave(cluster.connection)
+        own_cluster.leave(cluster.connection)
         yield cluster

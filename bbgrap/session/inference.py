@@ -39,13 +39,13 @@ from bbgrap.session.ort_errors import speaking_onnxruntime
 from bbgrap.session.ort_surface import OrtSurface, has_foreign_operators, path_of
 from bbgrap.session.ort_values import values_of
 from bbgrap.session.outputs import outputs_of, recorded_timeline
+from bbgrap.session.own_cluster import OwnCluster, connection_to
 from bbgrap.session.prepared_plan import PreparedPlan
 from bbgrap.session.remote_model import RemoteModel
 from bbgrap.session.sequence import StatefulRuns
 from bbgrap.session.signature import Signature
 from bbgrap.session.state_pairs import StateOption, pairs_of
 from bbgrap.session.temporary import folder_of
-from bbgrap.session.which_cluster import HasConnection, connection_to
 
 
 class InferenceSession(OrtSurface):
@@ -58,7 +58,7 @@ class InferenceSession(OrtSurface):
         providers: Sequence[Any] | None = None,
         provider_options: Sequence[Mapping[Any, Any]] | None = None,
         *,
-        cluster: Connection | HasConnection | str | None = None,
+        cluster: Connection | OwnCluster | str | None = None,
         options: PlanOptions | None = None,
         planner: str | None = None,
         split: str | None = None,

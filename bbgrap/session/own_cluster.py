@@ -2,16 +2,20 @@
 
 with LocalCluster(agents=2) as cluster:     # or RayCluster, DaskCluster, SSHCluster
 session = InferenceSession("model.onnx")
+
+A session works on the cluster it is given, that of the enclosing `with` block, or BBGRAP_COORDINATOR's.
 """
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
 from typing import Self
 
-from bbgrap.errors import ClusterUnavailableError
-from bbgrap.session import which_cluster
-from bbgrap.session.connection import Connection
+from bbgrap.errors import ClusterUnavailableError, UsageError
+from bbgrap.session.connection import COORDINATOR, Connection, connect
+
+_enclosing: list[Connection] = []
 
 
 class OwnCluster(ABC):
@@ -52,14 +56,44 @@ class OwnCluster(ABC):
         self._connection = None
         try:
             if connection is not None:
-                which_cluster.leave(connection)
+                leave(connection)
                 connection.close()
         finally:
             self.end()
 
     def __enter__(self) -> Self:
-        which_cluster.enter(self.connection)
+        enter(self.connection)
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def enter(connection: Connection) -> None:
+    """Let sessions of all threads use this cluster from now on, unless they are given another."""
+    _enclosing.append(connection)
+
+
+def leave(connection: Connection) -> None:
+    """Undo `enter`; nothing happens if that was done before."""
+    if connection in _enclosing:
+        _enclosing.remove(connection)
+
+
+def connection_to(cluster: Connection | OwnCluster | str | None) -> tuple[Connection, bool]:
+    """Return a connection to a cluster, the default one for None, and whether it was made here: who asked then closes it.
+
+    Raises:
+        UsageError: if there is no default.
+        ClusterUnavailableError: if no coordinator answers.
+    """
+    chosen = (_enclosing[-1] if _enclosing else os.environ.get(COORDINATOR, "")) if cluster is None else cluster
+    if isinstance(chosen, str):
+        if not chosen:
+            ways = f"give cluster=, or set {COORDINATOR}=tcp://HOST:PORT, or run the program with 'bbgrap exec --agents 2'"
+            raise UsageError(f"which cluster? {ways}; 'with bbgrap.LocalCluster(agents=2):' starts one on this machine")
+        return connect(chosen), True
+    connection = chosen if isinstance(chosen, Connection) else chosen.connection
+    if connection.is_inherited:
+        return Connection(connection.address, credentials=connection.credentials), True
+    return connection, False

@@ -11,11 +11,11 @@ PROGRAM = """
 import os, sys
 import numpy as np
 import bbgrap
-from bbgrap.session import which_cluster
+from bbgrap.session import own_cluster
 from tests.cluster import tiny
 
 x = np.ones((8, 4), np.float32)
-which_cluster.enter(bbgrap.connect(sys.argv[1]))
+own_cluster.enter(bbgrap.connect(sys.argv[1]))
 session = bbgrap.InferenceSession(tiny.model_bytes())
 if not (child := os.fork()):
     try:

@@ -10,7 +10,7 @@ from onnxruntime.capi import onnxruntime_pybind11_state as ort_state
 
 import bbgrap
 import bbgrap.onnxruntime
-from bbgrap.session import which_cluster
+from bbgrap.session import own_cluster
 from tests.surface import models
 
 pytestmark = pytest.mark.cluster
@@ -83,7 +83,7 @@ def test_odd_providers_without_fallback(both, given):
 
 def test_without_a_cluster_said_it_is_that_of_the_surroundings(cluster, monkeypatch):
     # Other tests of this process may be inside of clusters, and have one in their environment.
-    monkeypatch.setattr(which_cluster, "_enclosing", [])
+    monkeypatch.setattr(own_cluster, "_enclosing", [])
     monkeypatch.delenv("BBGRAP_COORDINATOR", raising=False)
     with pytest.raises(bbgrap.UsageError, match=r"which cluster\? give cluster=, or set BBGRAP_COORDINATOR"):
         bbgrap.InferenceSession(models.add())
@@ -92,7 +92,7 @@ def test_without_a_cluster_said_it_is_that_of_the_surroundings(cluster, monkeypa
     try:
         assert bbgrap.InferenceSession(models.add()).run(None, {"a": X, "b": X})[0].tolist() == (X + X).tolist()
     finally:
-        which_cluster.leave(cluster.connection)  # as the end of the block does
+        own_cluster.leave(cluster.connection)  # as the end of the block does
     with pytest.raises(bbgrap.UsageError, match="http://x:1"):
         bbgrap.InferenceSession(models.add())
 
