@@ -15,9 +15,12 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from bbgrap.report.printable import printable
+
+if TYPE_CHECKING:  # messages, which `--help` can do without
+    from bbgrap.protocol.client_messages import Progress
 
 _REWRITE = "\r\x1b[2K"
 """Back to the first column, and clear the line."""
@@ -107,14 +110,6 @@ class _Line:
             cls.is_open = False
 
 
-class Stage(Protocol):
-    """How far a cluster says that it is."""
-
-    @property
-    def text(self) -> str:
-        """What it does, and how much of it is done."""
-
-
 class StepProgress:
     """One step of a command, while it goes on."""
 
@@ -131,7 +126,7 @@ class StepProgress:
             self._shown = now
             self._show(f"{self._title} ... {detail}")
 
-    def report(self, now: Stage) -> None:
+    def report(self, now: Progress) -> None:
         """Say how far a cluster is with what it was asked."""
         self.update(now.text)
 
