@@ -20,8 +20,7 @@ from bbgrap.graph.onnx_layout import Boundary
 from bbgrap.graph.types import Array
 from bbgrap.protocol.messages import Deploy, Peer
 from bbgrap.runtime.execution import SlicePlan
-from bbgrap.runtime.schedule import LocalRun
-from bbgrap.runtime.state_reading import reading_of
+from bbgrap.runtime.schedule import LocalRun, reading_of
 from bbgrap_agent.compiling import CompiledDeployment, SegmentLoader, load_compiled, load_portable
 from bbgrap_agent.deployment import Deployment, Segment
 from bbgrap_agent.shared_segments import SharedSegments

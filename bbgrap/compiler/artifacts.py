@@ -12,8 +12,7 @@ from dataclasses import dataclass, field
 
 from bbgrap.graph.types import Array, TensorType
 from bbgrap.runtime.joined_requests import JoinedInput
-from bbgrap.runtime.schedule import Schedule
-from bbgrap.runtime.state_reading import reading_of
+from bbgrap.runtime.schedule import Schedule, reading_of
 
 
 @dataclass(frozen=True, slots=True)

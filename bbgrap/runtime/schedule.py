@@ -282,3 +282,17 @@ def last_reads(schedule: Schedule) -> Sequence[tuple[int, ...]]:
         keep.update(done)
         freed.append(done)
     return freed[::-1]
+
+
+def reading_of(further: Schedule) -> tuple[Schedule, Schedule]:
+    """Return what a device does that has the model whole and sends what its next request would begin with, and what the host does.
+
+    `further` is the schedule of its further requests. Both ends know the number of the message by it. The device leaves the
+    state as it was, as a further request leaves the next one.
+    """
+    specs = tuple(further.buffers[buffer] for buffer in further.feeds)
+    all_of_them = tuple(range(len(specs)))
+    message = 1 + max((step.message for step in further.steps if isinstance(step, LocalSend | LocalReceive)), default=0)
+    send = LocalSend(message, further.host, tuple(LocalPart(buffer, None) for buffer in all_of_them))
+    device = Schedule(further.device, further.host, specs, (send,), all_of_them, all_of_them)
+    return device, Schedule(further.host, further.host, specs, (LocalReceive(message, further.device, all_of_them),), (), all_of_them)
