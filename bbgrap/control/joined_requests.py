@@ -8,7 +8,7 @@ from typing import Self
 
 import numpy as np
 
-from bbgrap.control.request_inputs import RequestInputs
+from bbgrap.control.sequence import RequestInputs
 from bbgrap.errors import RemoteProtocolError
 from bbgrap.graph.types import Array
 from bbgrap.protocol.messages import TensorHeader

@@ -21,9 +21,8 @@ from bbgrap.control.joined_requests import joined
 from bbgrap.control.loading import Loading
 from bbgrap.control.plans import ServedPlan, Variant
 from bbgrap.control.request import Request
-from bbgrap.control.request_inputs import RequestInputs, given_of, keep
 from bbgrap.control.request_statistics import RequestStatistics
-from bbgrap.control.sequence import Sequence
+from bbgrap.control.sequence import RequestInputs, Sequence, given_of, keep
 from bbgrap.protocol.client_messages import EndSequence, Fault, ForkSequence, RunModel
 from bbgrap.protocol.messages import TensorHeader
 from bbgrap.runtime.schedule import Schedule

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bbgrap.control.joined_requests import MAX_WORDS, joined
-from bbgrap.control.request_inputs import RequestInputs
+from bbgrap.control.sequence import RequestInputs
 from bbgrap.graph.types import DType
 from bbgrap.protocol.messages import TensorHeader
 from bbgrap.protocol.tensors import decode_array

@@ -6,7 +6,7 @@ import threading
 
 from bbgrap_coordinator.input_files import LARGE_BYTES, IncomingRequests, InputFiles
 
-from bbgrap.control.request_inputs import keep
+from bbgrap.control.sequence import keep
 from bbgrap.protocol.client_messages import RunModel
 
 CLIENT = b"client"
