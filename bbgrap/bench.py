@@ -58,7 +58,6 @@ class SingleNode:
     """Plain onnxruntime on some cores of this machine, with the times of its turns."""
 
     def __init__(self, model: Path, threads: int, cores: frozenset[int]) -> None:
-        """Load the file."""
         self.threads = threads
         self.cores = cores
         self.times: list[float] = []
@@ -280,7 +279,6 @@ class MachineWatch:
     """Looks whether somebody else uses this machine, before, during and after a measurement."""
 
     def __init__(self) -> None:
-        """Look, and begin."""
         self._before = psutil.cpu_percent(LOOK_S)
         self._used = _used_by_others()
         self._start = time.perf_counter()

@@ -48,7 +48,6 @@ class EarlyMessages:
     """
 
     def __init__(self) -> None:
-        """Start empty."""
         self._shares: dict[Sender, _Share] = {}
         self.nbytes = 0
 

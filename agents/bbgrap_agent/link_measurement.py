@@ -40,7 +40,6 @@ class AnsweredPeers:
     """
 
     def __init__(self) -> None:
-        """Know of nobody."""
         self._lock = threading.Lock()
         self._by_epoch: dict[int, frozenset[tuple[str, str]]] = {}
 

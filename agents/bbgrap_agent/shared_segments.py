@@ -30,7 +30,6 @@ class SharedSegments:
     """Segments by what they are made of. Used by one thread."""
 
     def __init__(self) -> None:
-        """Start with none."""
         self._segments: WeakValueDictionary[tuple[object, ...], Segment] = WeakValueDictionary()
         self._known: OrderedDict[tuple[object, ...], KnownSegment] = OrderedDict()
         self._warm: WeakSet[Segment] = WeakSet()

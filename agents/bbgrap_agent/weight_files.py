@@ -82,7 +82,6 @@ class DeployedFiles:
     """
 
     def __init__(self, directory: Path) -> None:
-        """Know of none yet."""
         self._directory = directory
         self._inodes: dict[int, dict[Path, int]] = {}
 

@@ -33,7 +33,6 @@ class WorkerTimeouts:
     """
 
     def __init__(self, now: float) -> None:
-        """Start with a worker that does nothing."""
         self._looked = now
         self._awake = 0.0
         self._dropped: OrderedDict[tuple[int, int], tuple[float, float]] = OrderedDict()

@@ -71,7 +71,6 @@ class Candidates:
     """Collects candidates, each once."""
 
     def __init__(self, evaluator: Evaluator) -> None:
-        """Start with none."""
         self.evaluator = evaluator
         self.graph = evaluator.pieces.graph
         self.descriptions = evaluator.pieces.descriptions

@@ -58,7 +58,6 @@ class Evaluator:
         options: PlanOptions,
         time_is_up: Callable[[], bool] = lambda: False,
     ) -> None:
-        """Start with a full budget."""
         self.pieces = pieces
         self.cluster = cluster
         self.objective = options.objective

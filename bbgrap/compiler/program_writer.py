@@ -15,7 +15,6 @@ class DeviceWriter:
     """The growing program of one device."""
 
     def __init__(self, device: int) -> None:
-        """Start empty."""
         self.device = device
         self.buffers: dict[BufferId, Buffer] = {}
         self.steps: list[Step] = []
@@ -38,7 +37,6 @@ class ProgramWriter(Generic[Device]):
     """The growing programs of all devices of a plan, the host's last."""
 
     def __init__(self, plan: Plan, new: Callable[[int], Device]) -> None:
-        """Start with devices without steps."""
         self.plan, self.graph, self.host = plan, plan.graph, plan.cluster.host
         self.devices = [new(device) for device in range(self.host + 1)]
         self._messages = count()

@@ -30,7 +30,6 @@ class RunCounts:
     """
 
     def __init__(self) -> None:
-        """Start with nothing counted."""
         self._ended: dict[tuple[RoutingId, str, str], Counter[Ending]] = {}
         self._due = float("-inf")
         self.verified: Counter[str] = Counter()

@@ -42,7 +42,6 @@ class Blame:
     """
 
     def __init__(self, loading: Loading, planning: Planning, requests: Requests) -> None:
-        """Start without any doubt."""
         self.loading = loading
         self.planning = planning
         self.requests = requests

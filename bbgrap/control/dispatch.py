@@ -56,7 +56,6 @@ class Requests:
         spares: SparePlans,
         statistics: RequestStatistics,
     ) -> None:
-        """Start without requests."""
         self.settings = settings
         self.members = members
         self.loading = loading

@@ -37,7 +37,6 @@ class Links:
     """
 
     def __init__(self, members: Members) -> None:
-        """Start without agents."""
         self.members = members
         self.apart: dict[NodePair, float] = {}
         self._trials: dict[int, _Trial] = {}

@@ -55,7 +55,6 @@ class Loading:
     """
 
     def __init__(self, settings: Settings, members: Members) -> None:
-        """Start without variants."""
         self.settings = settings
         self.members = members
         self.by_epoch: dict[int, Variant] = {}

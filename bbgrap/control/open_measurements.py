@@ -21,7 +21,6 @@ class OpenMeasurements:
     """
 
     def __init__(self) -> None:
-        """Nothing is asked."""
         self._open: dict[tuple[str, int], Measure | MeasureLinks | TryLinks] = {}
         self._pings: AnswerPings | None = None
 

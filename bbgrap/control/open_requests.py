@@ -33,7 +33,6 @@ class OpenRequests:
     """
 
     def __init__(self, settings: Settings, loading: Loading, statistics: RequestStatistics, counts: RunCounts) -> None:
-        """Start without requests."""
         self._settings = settings
         self._loading = loading
         self._statistics = statistics

@@ -53,7 +53,6 @@ class Planning:
     """
 
     def __init__(self, members: Members, links: Links, loading: Loading) -> None:
-        """Start without plans."""
         self.members = members
         self.links = links
         self.loading = loading

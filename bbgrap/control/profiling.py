@@ -101,7 +101,6 @@ class Profiling:
     """
 
     def __init__(self, members: Members) -> None:
-        """Start idle."""
         self.members = members
         self._round: _Round | None = None
         self._waiting: deque[tuple[RoutingId, MeasureNodes]] = deque()

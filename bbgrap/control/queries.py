@@ -66,7 +66,6 @@ class Queries:
     """Answers at once, but for inspections, which take a moment."""
 
     def __init__(self, members: Members, planning: Planning, status: StatusReader) -> None:
-        """Start with nothing asked."""
         self.members = members
         self.planning = planning
         self.status = status

@@ -39,7 +39,6 @@ class Standbys:
     """
 
     def __init__(self, members: Members, links: Links, loading: Loading) -> None:
-        """Start without any."""
         self.members = members
         self.links = links
         self.loading = loading

@@ -42,7 +42,6 @@ class StatusReader:
     """Tells how the cluster is."""
 
     def __init__(self, members: Members, links: Links, requests: Requests, statistics: RequestStatistics) -> None:
-        """Read from these."""
         self._members = members
         self._links = links
         self._requests = requests

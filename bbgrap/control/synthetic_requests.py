@@ -50,7 +50,6 @@ class SyntheticRequests:
     """
 
     def __init__(self, loading: Loading, planning: Planning) -> None:
-        """Start without any."""
         self._loading = loading
         self._planning = planning
         self._proofs: dict[int, _Proof] = {}

@@ -30,7 +30,6 @@ class Traffic:
     """
 
     def __init__(self) -> None:
-        """Start with nothing sent."""
         self._settled: Counter[Pair] = Counter()
         self._each: dict[int, tuple[Mapping[Pair, int], Mapping[Pair, int]]] = {}
 

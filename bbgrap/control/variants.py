@@ -113,7 +113,6 @@ class LowestLatency:
     """
 
     def __init__(self) -> None:
-        """Start without variants."""
         self.medians: Mapping[int, float] = {}
         self.serving = 0
         self._epochs: list[int] = []

@@ -194,7 +194,6 @@ class Choices(TileChoices):
     """Options that are placements: those of every described node; one without any computes whole on the strongest machine."""
 
     def __init__(self, graph: Graph, descriptions: Descriptions, levels: Levels, options: Mapping[str, Sequence[Placements]]) -> None:
-        """Lay out the options."""
         self.descriptions = descriptions
         self.levels = levels
         self.options = options

@@ -80,7 +80,6 @@ class Headers:
     """The headers of the tensors that one device sends for one deployment, but for the number of the request, which comes last."""
 
     def __init__(self, source: int, epoch: int, messages: Iterable[int]) -> None:
-        """Prepare the headers of some messages."""
         self._starts = {m: Frame(Kind.DATA, source, epoch, 0, m).to_bytes()[: -_NUMBER.size] for m in messages}
 
     def of(self, message: int, request: int) -> bytes:

@@ -82,7 +82,6 @@ class Gateway:
     """
 
     def __init__(self, connection: Connection, repository: Repository, limits: Limits, tracing: Tracing | None = None) -> None:
-        """Serve a repository's models on a cluster."""
         self.connection = connection
         self.repository = repository
         self.limits = limits

@@ -37,7 +37,6 @@ class Statistics:
     """Counts that any thread may add to."""
 
     def __init__(self) -> None:
-        """Begin at zero."""
         self.counts = ModelStatistics()
         """The sums so far: replaced, never changed."""
         self._lock = threading.Lock()

@@ -55,7 +55,6 @@ class StatusPoller:
     """Asks a coordinator for its status. It belongs to the event loop; the coordinator is asked in a thread."""
 
     def __init__(self, gateway: Gateway) -> None:
-        """Ask the coordinator of a gateway."""
         self._gateway = gateway
         self._thread = ThreadPoolExecutor(1, "bbgrap-serve-status")
         self._latest: StatusSnapshot | None = None

@@ -55,7 +55,6 @@ class IOBinding(ort.IOBinding):  # type: ignore[misc]  # onnxruntime ships no ty
     """
 
     def __init__(self, session: RunnableSession) -> None:
-        """Bind nothing yet."""
         self._session = session
         self._known = {arg.name for arg in (*session.get_inputs(), *session.get_overridable_initializers())}
         self._inputs: dict[str, Any] = {}

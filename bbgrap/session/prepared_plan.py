@@ -17,7 +17,6 @@ class PreparedPlan:
     """
 
     def __init__(self, answer: ModelPrepared, *, was_waited_for: bool = True) -> None:
-        """Keep the coordinator's answer."""
         self.is_current = was_waited_for
         self.was_waited_for = was_waited_for
         self.key = answer.plan

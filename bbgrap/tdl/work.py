@@ -27,7 +27,6 @@ class WorkCounter:
     """Counts the work of pieces of a graph's nodes; what does not depend on the piece is looked up once per node."""
 
     def __init__(self, graph: Graph, descriptions: Descriptions) -> None:
-        """Count for this graph."""
         self._graph = graph
         self._descriptions = descriptions
         self._sites: dict[str, _Site] = {}

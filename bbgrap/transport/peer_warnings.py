@@ -12,7 +12,6 @@ class PeerWarnings:
     """The warnings of one part of this process, used by its thread."""
 
     def __init__(self, log: logging.Logger) -> None:
-        """Warn in this log."""
         self._log = log
         self._peers: set[str] = set()
 

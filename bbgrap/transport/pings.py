@@ -21,7 +21,6 @@ class PingAnswers:
     """
 
     def __init__(self, plane: DataPlane) -> None:
-        """Answer nobody."""
         self._plane = plane
         self._peers: dict[str, str] = {}
 

@@ -84,7 +84,6 @@ class MappedWeights(Mapping[str, Array]):
     """Weights by digest, read-only views of a mapped file; `on_use` is called when one of them is asked for."""
 
     def __init__(self, arrays: Mapping[str, Array], on_use: Callable[[], None] = lambda: None) -> None:
-        """Wrap these arrays."""
         self._arrays = arrays
         self._on_use = on_use
 

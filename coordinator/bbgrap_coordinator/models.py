@@ -61,7 +61,6 @@ class ModelGoneError(ModelError):
     """Files of a model were stored, and are not any more; `gone` are their digests. They can be brought again."""
 
     def __init__(self, gone: tuple[str, ...]) -> None:
-        """Say which files are gone."""
         files = ", ".join(digest[:12] for digest in gone)
         super().__init__(f"model: the coordinator's files {files} are gone or damaged; they are to be brought again")
         self.gone = gone
