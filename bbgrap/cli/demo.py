@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -53,7 +53,8 @@ def demo(
     result = measured["results"][0]
     verified = first.verified and result["verified"]
     if as_json:
-        print_json({"verified": verified, "plan": _without_nodes(plan.report), "bench": measured})
+        shown = {key: value for key, value in plan.report.items() if key != "nodes"}
+        print_json({"verified": verified, "plan": shown, "bench": measured})
     else:
         print_result()
         title = f"What the plan for {model} over {count} nodes does"
@@ -64,7 +65,3 @@ def demo(
         print_result(f"speed-up over one node: {result['speedup']:.2f} with {len(result['nodes_used'])} nodes")
     if not verified:
         raise typer.Exit(1)
-
-
-def _without_nodes(report: Any) -> dict[str, Any]:  # noqa: ANN401 - JSON
-    return {key: value for key, value in report.items() if key != "nodes"}

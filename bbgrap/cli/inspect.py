@@ -53,11 +53,7 @@ def inspect(
     shown = found["layers"] if layers else [layer for layer in found["layers"] if layer["whole_because"]]
     rows = []
     for layer in shown:
-        axes = _axes(layer["splits_along"], layer["reduces_over"])
-        rows.append((layer["name"], layer["operator"], layer["output"], axes, layer["whole_because"] or ""))
+        axes = [*map(str, layer["splits_along"]), *(f"sum over {name}" for name in layer["reduces_over"])]
+        rows.append((layer["name"], layer["operator"], layer["output"], ", ".join(axes), layer["whole_because"] or ""))
     if rows:
         print_table(("layer", "operator", "output", "splits along", "whole because"), rows, title="layers" if layers else "stay whole")
-
-
-def _axes(splits: list[int], reduces: list[str]) -> str:
-    return ", ".join([*map(str, splits), *(f"sum over {name}" for name in reduces)])

@@ -148,15 +148,12 @@ def _attempts(cluster: Cluster, options: PlanOptions) -> Iterator[tuple[str, Pla
         yield words, options, cluster
         if options.planner == AUTO:
             # it counts memory itself, but less exactly than what is exported: a second search leaves more room
-            yield f"{words} with less room", options, _with_memory(cluster, TIGHT)
+            less = tuple(replace(node, memory_bytes=round(TIGHT * node.memory_bytes)) for node in cluster.nodes)
+            yield f"{words} with less room", options, replace(cluster, nodes=less)
     by = options.planner if options.planner in SPLITTING else "bbgrap"
     for split in LEANER_SPLITS:
         if (by, split) != (options.planner, options.split):
             yield f"planner '{by}', split by {split}", replace(options, planner=by, split=split), cluster
-
-
-def _with_memory(cluster: Cluster, part: float) -> Cluster:
-    return replace(cluster, nodes=tuple(replace(node, memory_bytes=round(part * node.memory_bytes)) for node in cluster.nodes))
 
 
 def plan_graph(graph: Graph, cluster: Cluster, options: PlanOptions) -> Forecast:

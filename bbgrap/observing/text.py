@@ -20,7 +20,8 @@ _PLANS = 8
 
 def status_text(status: Status, width: int) -> str:
     """Return what there is, what serves and why."""
-    lines = [*_head(status), "", *(_models(status) or ["no model was brought yet"]), "", *_nodes(status), *_links(status), *_events(status)]
+    models = [line for model in status.models for line in _model(model)]
+    lines = [*_head(status), "", *(models or ["no model was brought yet"]), "", *_nodes(status), *_links(status), *_events(status)]
     return "\n".join(_fitted(lines, width))
 
 
@@ -60,10 +61,6 @@ def _head(status: Status) -> list[str]:
 
 def _count(count: int, what: str) -> str:
     return f"{count} {what}{'s' * (count != 1)}"
-
-
-def _models(status: Status) -> list[str]:
-    return [line for model in status.models for line in _model(model)]
 
 
 def _model(model: ModelStatus) -> Iterator[str]:

@@ -15,12 +15,13 @@ from bbgrap.graph import Graph
 from bbgrap.planners.options import PlanOptions
 from bbgrap.planners.plan import Tile, Tiles, whole_output
 from bbgrap.shapemap import ShapeMap
-from bbgrap.tdl import Description, Descriptions, flops
+from bbgrap.tdl import Descriptions, flops
 
 
 def plan_pipeline(graph: Graph, cluster: Cluster, options: PlanOptions, descriptions: Descriptions) -> Tiles:
     """Put every node whole on the machine whose part of the work its middle falls into."""
-    work = [_work(descriptions[node.name]) for node in graph.nodes]
+    described = [descriptions[node.name] for node in graph.nodes]
+    work = [0 if found is None else flops(found, ShapeMap.full(found.shape)) for found in described]
     total, shares = sum(work), sum(cluster.shares)
     ends = [total * share / shares for share in accumulate(cluster.shares)]
     tiles = {}
@@ -29,7 +30,3 @@ def plan_pipeline(graph: Graph, cluster: Cluster, options: PlanOptions, descript
         device = next((device for device, end in enumerate(ends) if middle <= end), cluster.host - 1)
         tiles[node.name] = (Tile(device, whole_output(graph, node)),)
     return tiles
-
-
-def _work(description: Description | None) -> int:
-    return 0 if description is None else flops(description, ShapeMap.full(description.shape))

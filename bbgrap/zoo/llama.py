@@ -75,7 +75,8 @@ class _Llama:
         words = b.drawn("words", (sizes.words, sizes.width), 2 / _EMBEDDING_DEVIATION**2)
         x = b.node("Gather", "embedding", [words, "input_ids"], (self.batch, self.sequence, sizes.width), {"axis": 0})
         lengths = self._lengths()
-        y = b.node("SimplifiedLayerNormalization", "layer0.norm1", [x, self._scale("layer0.norm1")], b.shape(x), _norm())
+        norm: dict[str, Attribute] = {"axis": -1, "epsilon": _EPSILON, "stash_type": 1}
+        y = b.node("SimplifiedLayerNormalization", "layer0.norm1", [x, self._scale("layer0.norm1")], b.shape(x), norm)
         for n in layers:
             x, y = self._joined(x, self._attention(y, n, lengths), f"layer{n}.norm2")
             last = n == sizes.depth - 1
@@ -142,7 +143,3 @@ class _Llama:
         attributes: dict[str, Attribute] = {"K": width, "N": features, "bits": self.bits, "block_size": BLOCK}
         inputs = [x, weight, b.weight(f"{name}.scales", each)]
         return b.node("MatMulNBits", name, inputs, (*leading, features), attributes, domain=MICROSOFT)
-
-
-def _norm() -> dict[str, Attribute]:
-    return {"axis": -1, "epsilon": _EPSILON, "stash_type": 1}

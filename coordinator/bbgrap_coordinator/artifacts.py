@@ -262,7 +262,7 @@ def _variant(form: _Variant, arrays: Mapping[str, Array], on_use: Callable[[], N
     for number, device in enumerate(form.devices):
         _check_device(number, host, device)
         for segment in device.segments:
-            used |= _weights_of(segment, arrays)
+            used |= {ref.digest: _weight(segment, ref, arrays) for ref in segment.weights.values()}
     weights = MappedWeights(used, on_use)
     return PlannedVariant(
         form.name, Artifacts(form.devices, form.host, weights, form.further, form.joinings), cast("Mapping[str, Any]", report)
@@ -278,10 +278,6 @@ def _check_device(number: int, host: int, device: DeviceArtifacts) -> None:
     )
     if faults or device.schedule.device != number:
         raise SchemaError(f"device {number}: {faults[0] if faults else f'its schedule is that of device {device.schedule.device}'}")
-
-
-def _weights_of(segment: SegmentModel, arrays: Mapping[str, Array]) -> dict[str, Array]:
-    return {ref.digest: _weight(segment, ref, arrays) for ref in segment.weights.values()}
 
 
 def _weight(segment: SegmentModel, ref: WeightRef, arrays: Mapping[str, Array]) -> Array:
