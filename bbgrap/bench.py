@@ -34,7 +34,7 @@ from bbgrap.errors import ExecutionError, UsageError
 from bbgrap.graph import Array
 from bbgrap.planners.options import PlanOptions
 from bbgrap.session import Connection, InferenceSession
-from bbgrap.session.prepared_plan import PreparedPlan
+from bbgrap.session.answers import PreparedPlan
 
 WARM_UP = 3
 """Turns that are not counted: caches, memory pools and the clock of the processor settle in them."""

@@ -34,7 +34,7 @@ from bbgrap.graph.onnx_io import write_graph
 from bbgrap.graph.types import Array
 from bbgrap.local import LocalCluster
 from bbgrap.planners.options import AUTO
-from bbgrap.session.prepared_plan import PreparedPlan
+from bbgrap.session.answers import PreparedPlan
 from bbgrap.session.sequence import StatefulRuns
 from bbgrap.zoo import training
 from bbgrap.zoo.training import TrainingStep

@@ -1,7 +1,7 @@
 """The client: a connection to a coordinator, and `InferenceSession` with onnxruntime's surface over it."""
 
+from bbgrap.session.answers import PreparedPlan
 from bbgrap.session.connection import Connection, connect
 from bbgrap.session.inference import InferenceSession
-from bbgrap.session.prepared_plan import PreparedPlan
 
 __all__ = ["Connection", "InferenceSession", "PreparedPlan", "connect"]

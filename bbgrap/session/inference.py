@@ -32,15 +32,14 @@ from bbgrap.planners.options import AUTO, PlanOptions, Split
 from bbgrap.protocol.client_messages import RunResult
 from bbgrap.protocol.limits import is_plain_name
 from bbgrap.report.trace import Trace, clock_error_s, timeline_of
+from bbgrap.session.answers import PreparedPlan, outputs_of, recorded_timeline
 from bbgrap.session.calls import OnProgress
 from bbgrap.session.connection import Connection
 from bbgrap.session.model_files import ModelFiles
 from bbgrap.session.ort_errors import speaking_onnxruntime
 from bbgrap.session.ort_surface import OrtSurface, has_foreign_operators, path_of
 from bbgrap.session.ort_values import values_of
-from bbgrap.session.outputs import outputs_of, recorded_timeline
 from bbgrap.session.own_cluster import OwnCluster, connection_to
-from bbgrap.session.prepared_plan import PreparedPlan
 from bbgrap.session.remote_model import RemoteModel
 from bbgrap.session.sequence import StatefulRuns
 from bbgrap.session.signature import Signature

@@ -27,10 +27,10 @@ from bbgrap.protocol.client_messages import Fault, ModelPrepared, PrepareModel, 
 from bbgrap.protocol.limits import MAX_HEADER_BYTES, MAX_MESSAGE_BYTES, MAX_PAYLOAD_FRAMES, MAX_TENSOR_BYTES
 from bbgrap.protocol.messages import TensorHeader
 from bbgrap.protocol.tensors import Inputs, decode_array, encode_array
+from bbgrap.session.answers import PreparedPlan
 from bbgrap.session.calls import CallFailedError, OnProgress
 from bbgrap.session.connection import Connection
 from bbgrap.session.model_files import ModelFiles
-from bbgrap.session.prepared_plan import PreparedPlan
 from bbgrap.session.signature import Shapes, Signature
 from bbgrap.session.state_pairs import planned_shapes
 from bbgrap.session.values import unpacked_output

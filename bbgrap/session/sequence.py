@@ -20,11 +20,10 @@ from bbgrap.costmodel.timeline import Timeline
 from bbgrap.errors import StateLostError, UsageError
 from bbgrap.graph.types import Array
 from bbgrap.protocol.client_messages import EndSequence, Fault, ForkSequence, RunResult
+from bbgrap.session.answers import PreparedPlan, outputs_of, recorded_timeline
 from bbgrap.session.calls import CallFailedError
 from bbgrap.session.ort_errors import speaking_onnxruntime
 from bbgrap.session.ort_values import values_of
-from bbgrap.session.outputs import outputs_of, recorded_timeline
-from bbgrap.session.prepared_plan import PreparedPlan
 from bbgrap.session.remote_model import LeftS, RemoteModel, encoded
 from bbgrap.session.state_pairs import initial_state, planned_shapes
 
