@@ -1,5 +1,5 @@
 """The machines and what they can do."""
 
-from bbgrap.cluster.types import Cluster, KernelRate, LinkProfile, NodeProfile, Speed
+from bbgrap.cluster.types import Cluster, KernelRate, LinkProfile, NodeProfile
 
-__all__ = ["Cluster", "KernelRate", "LinkProfile", "NodeProfile", "Speed"]
+__all__ = ["Cluster", "KernelRate", "LinkProfile", "NodeProfile"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from enum import Enum
 from pathlib import Path
@@ -22,9 +21,6 @@ class DataPlaneMode(Enum):
 
     TLS = "tls"
     PLAIN = "plain"
-
-
-_log = logging.getLogger("bbgrap.coordinator")
 
 
 def main(
