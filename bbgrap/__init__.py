@@ -44,31 +44,6 @@ __version__ = VERSION
 # here, where every process of a cluster passes. A user's own choice goes first.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
-_HOMES = {
-    "bbgrap.cluster.types": ("Cluster", "KernelRate", "LinkProfile", "NodeProfile", "Speed"),
-    "bbgrap.session.connection": ("Connection", "connect"),
-    "bbgrap.errors": (
-        "AccessError",
-        "BbgrapError",
-        "ClusterFileError",
-        "ClusterUnavailableError",
-        "ExecutionError",
-        "InputError",
-        "ModelError",
-        "PlanError",
-        "StateLostError",
-        "UnsupportedError",
-        "UsageError",
-    ),
-    "bbgrap.launching.dask_cluster": ("DaskCluster",),
-    "bbgrap.launching.ray_cluster": ("RayCluster",),
-    "bbgrap.launching.ssh_cluster": ("SSHCluster",),
-    "bbgrap.local": ("LocalCluster",),
-    "bbgrap.planners.options": ("PlanOptions",),
-    "bbgrap.session.inference": ("InferenceSession",),
-}
-_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
-
 __all__ = [
     "AccessError",
     "BbgrapError",
@@ -96,6 +71,19 @@ __all__ = [
     "__version__",
     "connect",
 ]
+
+_HOMES = {
+    "bbgrap.cluster.types": ("Cluster", "KernelRate", "LinkProfile", "NodeProfile", "Speed"),
+    "bbgrap.session.connection": ("Connection", "connect"),
+    "bbgrap.launching.dask_cluster": ("DaskCluster",),
+    "bbgrap.launching.ray_cluster": ("RayCluster",),
+    "bbgrap.launching.ssh_cluster": ("SSHCluster",),
+    "bbgrap.local": ("LocalCluster",),
+    "bbgrap.planners.options": ("PlanOptions",),
+    "bbgrap.session.inference": ("InferenceSession",),
+}
+"""Where names are; all others are errors."""
+_HOME_OF = dict.fromkeys(__all__, "bbgrap.errors") | {name: home for home, names in _HOMES.items() for name in names}
 
 
 def __getattr__(name: str) -> object:
