@@ -103,7 +103,11 @@ def build_segment(
     written = set(writes_of(step))
     inputs = tuple(dict.fromkeys(b for b in reads_of(step) if b not in written))
     outputs = tuple(b for b in dict.fromkeys(writes_of(step)) if b in kept)
-    types = writer.types | {names[b]: writer.buffer_type(b) for b in (*inputs, *outputs)} | {n: w.type for n, w in writer.weights.items()}
+    types = (
+        writer.types
+        | {names[b]: writer.buffer_type(b) for b in (*inputs, *writes_of(step))}
+        | {n: w.type for n, w in writer.weights.items()}
+    )
     source = program.graph
     graph = Graph(
         label,

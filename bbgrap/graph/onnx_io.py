@@ -37,7 +37,7 @@ from bbgrap.graph.onnx_shapes import with_input_shapes
 from bbgrap.graph.onnx_tidy import bodies_of, captured_by, copy_of, graphs_of, refill, standard_domain
 from bbgrap.graph.onnx_types import UNKNOWN, declare, type_of
 from bbgrap.graph.onnx_write import FreeAxes, free_batch, save_graph, write_graph
-from bbgrap.graph.types import Array, Attribute, DType, Graph, Node, Subgraph, TensorType, Weight, check_graph
+from bbgrap.graph.types import STORABLE, Array, Attribute, DType, Graph, Node, Subgraph, TensorType, Weight, check_graph
 from bbgrap.graph.weights import make_weight
 
 __all__ = [
@@ -82,7 +82,8 @@ def to_graph(
     Constants become weights, every node gets a unique name and every value a type, `lower` is applied, and domains that no operator
     uses are forgotten. `types` overrules what shape inference finds, also for all that follows from it: it serves operators that only
     onnxruntime knows, and those of which it makes something else than onnx infers. What the file declares of shapes inside and of
-    outputs is not believed: runtimes do without. `stored` is what `weights_of` returned for the same model.
+    outputs is not believed: runtimes do without. Of element types it is where nobody infers them, as onnxruntime does. `stored` is
+    what `weights_of` returned for the same model.
 
     Raises:
         ModelError: if an input's shape is not concrete, or an attribute has a kind that no operator of the standard needs here.
@@ -91,6 +92,7 @@ def to_graph(
     proto = model.proto
     given = types or {}
     known = _inferred(proto, given)
+    told = _told_elements(proto)
     weights = dict(weights_of(model) if stored is None else stored)
     nodes: list[Node] = []
     names: set[str] = set()
@@ -104,7 +106,8 @@ def to_graph(
             nodes.append(node)
     for node in nodes:
         for name in filter(None, node.outputs):
-            known[name] = given.get(name) or known.get(name, UNKNOWN)
+            kind = given.get(name) or known.get(name, UNKNOWN)
+            known[name] = told.get(name, UNKNOWN) if kind == UNKNOWN else kind
     known |= {name: weight.type for name, weight in weights.items()}
     inputs, outputs = (tuple(item.name for item in side) for side in (model.inputs, model.outputs))
     draft = Graph(model.name, tuple(nodes), inputs, outputs, weights, known, _used_opsets(model), proto.ir_version, hides_sizes)
@@ -113,6 +116,12 @@ def to_graph(
     if faults:
         raise ModelError(f"model '{model.name}': it cannot be represented: {'; '.join(faults)}")
     return graph
+
+
+def _told_elements(proto: onnx.ModelProto) -> dict[str, TensorType]:
+    """Return the element types that a file declares of values inside and of outputs, without shapes."""
+    declared = {value.name: type_of(value.type).dtype for value in (*proto.graph.value_info, *proto.graph.output)}
+    return {name: TensorType(dtype, None) for name, dtype in declared.items() if dtype in STORABLE}
 
 
 def _too_large(graph: Graph) -> list[str]:

@@ -5,7 +5,7 @@ An attribute is written with the kind that the operator's schema demands, so a `
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -17,8 +17,8 @@ from onnx import AttributeProto, NodeProto, TensorProto, ValueInfoProto, numpy_h
 
 from bbgrap.errors import ModelError
 from bbgrap.graph.onnx_read import INLINE_BYTES, LEAST_IR_VERSION, detach
-from bbgrap.graph.onnx_types import declare
-from bbgrap.graph.types import Array, Attribute, DType, Graph, Node, Subgraph, Weight
+from bbgrap.graph.onnx_types import UNKNOWN, declare
+from bbgrap.graph.types import STORABLE, Array, Attribute, DType, Graph, Node, Subgraph, TensorType, Weight
 
 _PROTOBUF_LIMIT = 2_000_000_000
 """A protobuf message must be smaller than 2^31 bytes; this leaves room for everything that is not weights."""
@@ -113,9 +113,20 @@ def _proto(graph: Graph, places: Mapping[str, tuple[int, str]], free: FreeAxes) 
     symbols: dict[tuple[int, int], str] = {}
     proto.graph.input.extend(_value(graph, name, free.get(name, {}), free_sizes, symbols) for name in graph.inputs)
     proto.graph.output.extend(_value(graph, name, free.get(name, {}), free_sizes, symbols) for name in graph.outputs)
+    proto.graph.value_info.extend(_elements(graph))
     proto.graph.node.extend(_node(node, graph.opsets) for node in graph.nodes)
     proto.graph.initializer.extend(_tensor(weight, places.get(name)) for name, weight in sorted(graph.weights.items()))
     return proto
+
+
+def _elements(graph: Graph) -> Iterator[ValueInfoProto]:
+    """Declare element types of values inside that onnxruntime may not infer: further outputs of its own operators."""
+    further = [name for node in graph.nodes if node.domain for name in node.outputs[1:] if name and name not in graph.outputs]
+    for name in further:
+        if (dtype := graph.types.get(name, UNKNOWN).dtype) in STORABLE:
+            value = ValueInfoProto(name=name)
+            declare(value, TensorType(dtype, None))
+            yield value
 
 
 def _has_body(node: Node) -> bool:

@@ -228,3 +228,22 @@ def test_sizes_follow_through_operators_that_onnx_and_shapes_that_onnxruntime_do
     onnx.save(helper.make_model(helper.make_graph(nodes, "g", [x], [y], stored), opset_imports=opsets, ir_version=9), tmp_path / "m.onnx")
     graph = ReloadedModel(tmp_path / "m.onnx").open_graph({"x": (1, 5, 8)}, {"x": frozenset({1})})
     assert [graph.types[name].shape for name in ("features", "each", "mixed", "y")] == [(1, 5, 12), (1, 5, 4, 3), (1, 5, 4, 3), (1, 5, 12)]
+
+
+@pytest.mark.parametrize("read_inside", [False, True])
+def test_an_element_type_that_nobody_infers_is_as_the_file_declares_it(read_inside: bool, tmp_path: Path) -> None:
+    """Scores of an attention, which speech recognisers put out to align words: onnxruntime believes what the file says of their type."""
+    nodes = [helper.make_node("MultiHeadAttention", ["x", "x", "x"], ["y", "", "", "scores"], domain="com.microsoft", num_heads=2)]
+    last = "weights" if read_inside else "scores"
+    nodes += [helper.make_node("Softmax", ["scores"], ["weights"])] if read_inside else []
+    values = {name: helper.make_tensor_value_info(name, F, shape) for name, shape in (("x", [2, 5, 8]), ("y", None), ("scores", None))}
+    outputs = [values["y"], helper.make_tensor_value_info(last, F, None)]
+    graph = helper.make_graph(nodes, "g", [values["x"]], outputs, value_info=[values["scores"]] if read_inside else [])
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
+    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=9), tmp_path / "m.onnx")
+    x = np.random.default_rng(0).standard_normal((2, 5, 8), np.float32)
+    want = make_session(tmp_path / "m.onnx", threads=1).run(None, {"x": x})
+    loaded = load_graph(tmp_path / "m.onnx", {})
+    artifacts = export(plan_graph(loaded, Cluster.even(2), PlanOptions()).compiled.optimized)
+    got = simulate(artifacts, [x], local_kernels(artifacts))
+    assert all(same(mine, plain) for mine, plain in zip(got, want, strict=True))
