@@ -19,7 +19,6 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-import onnx.inliner
 import onnx.shape_inference
 from google.protobuf.message import Error as ProtobufError  # type: ignore[import-untyped,unused-ignore]
 from onnx import TensorProto, numpy_helper
@@ -33,6 +32,7 @@ from bbgrap.graph.onnx_tidy import (
     drop_unread,
     free_sizes_below_zero,
     graphs_of,
+    inlined,
     make_dense,
     name_standard_domain,
     refill,
@@ -144,7 +144,7 @@ def read_model(path: Path) -> OnnxModel:
         raise ModelError(f"model '{path}': {error}") from None
     try:
         if proto.functions:
-            proto = onnx.inliner.inline_local_functions(proto)
+            proto = inlined(proto)
         check_nodes(proto.graph)
         model = _handle(path.stem, proto, path)
         check_computed(model.proto)

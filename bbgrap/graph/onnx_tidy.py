@@ -12,6 +12,7 @@ from typing import TypeVar
 
 import numpy as np
 import onnx
+import onnx.inliner
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, numpy_helper
 
 from bbgrap.errors import ModelError
@@ -72,6 +73,38 @@ def bodies_of(node: NodeProto) -> Iterator[GraphProto]:
     for attribute in node.attribute:
         yield from ([attribute.g] if attribute.HasField("g") else [])
         yield from attribute.graphs
+
+
+def inlined(proto: ModelProto) -> ModelProto:
+    """Return a model with the bodies of its functions in place of their calls; defaults that functions declare are written into calls.
+
+    onnx (1.23) forgets them: what is inside would take those of its own operators. Callers go first, for what they leave out is only known
+    of their own calls. The model itself may be changed.
+    """
+    while any(function.attribute_proto for function in proto.functions):
+        _fill_in_defaults(proto)
+        inner = {(node.domain, node.op_type) for function in proto.functions for node in _nodes_of(function.node)}
+        outer = [(f.domain, f.name) for f in proto.functions if (f.domain, f.name) not in inner]
+        before, proto = len(proto.functions), onnx.inliner.inline_selected_functions(proto, outer)
+        if len(proto.functions) == before:
+            break
+    return onnx.inliner.inline_local_functions(proto)
+
+
+def _fill_in_defaults(proto: ModelProto) -> None:
+    defaults = {(f.domain, f.name, f.overload): f.attribute_proto for f in proto.functions}
+    for node in _nodes_of(proto.graph.node):
+        given = {attribute.name for attribute in node.attribute}
+        declared = defaults.get((node.domain, node.op_type, node.overload), ())
+        node.attribute.extend(attribute for attribute in declared if attribute.name not in given)
+
+
+def _nodes_of(nodes: Iterable[NodeProto]) -> Iterator[NodeProto]:
+    """Yield nodes and those of all their bodies."""
+    for node in nodes:
+        yield node
+        for body in bodies_of(node):
+            yield from _nodes_of(body.node)
 
 
 def captured_by(body: GraphProto) -> dict[str, None]:

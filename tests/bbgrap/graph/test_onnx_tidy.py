@@ -102,3 +102,31 @@ def test_weights_that_only_a_body_reads_stay_and_unread_ones_go() -> None:
     del graph.node[1:2]
     drop_unread(graph)
     assert [tensor.name for tensor in graph.initializer] == ["v2"]
+
+
+@pytest.mark.parametrize(
+    ("called", "given"), [("leaky", {}), ("leaky", {"slope": 0.5}), ("outer", {}), ("outer", {"passed": 0.4}), ("branching", {})]
+)
+def test_attributes_that_calls_of_functions_leave_out_are_the_defaults_that_the_functions_declare(
+    called: str, given: dict[str, float], tmp_path: Path
+) -> None:
+    leaky, handed_on = helper.make_node("LeakyRelu", ["x"], ["y"]), helper.make_node("leaky", ["x"], ["y"], domain="f")
+    leaky.attribute.add(name="alpha", ref_attr_name="slope", type=onnx.AttributeProto.FLOAT)
+    handed_on.attribute.add(name="slope", ref_attr_name="passed", type=onnx.AttributeProto.FLOAT)
+    result = [helper.make_tensor_value_info("z", F, None)]
+    body = helper.make_graph([helper.make_node("leaky", ["x"], ["z"], domain="f")], "body", [], result)
+    yes = helper.make_node("Constant", [], ["yes"], value=numpy_helper.from_array(np.array(True)))
+    nodes = [yes, helper.make_node("If", ["yes"], ["y"], then_branch=body, else_branch=body)]
+    opsets = [helper.make_opsetid("", 18), helper.make_opsetid("f", 1)]
+    functions = [
+        helper.make_function("f", "leaky", ["x"], ["y"], [leaky], opsets, attribute_protos=[helper.make_attribute("slope", 0.25)]),
+        helper.make_function("f", "outer", ["x"], ["y"], [handed_on], opsets, attributes=["passed"]),
+        helper.make_function("f", "branching", ["x"], ["y"], nodes, opsets),
+    ]
+    values = [helper.make_tensor_value_info(name, F, [3]) for name in ("x", "y")]
+    graph = helper.make_graph([helper.make_node(called, ["x"], ["y"], domain="f", **given)], "g", values[:1], values[1:])
+    path = tmp_path / "m.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=opsets, functions=functions, ir_version=10), path)
+    x = np.array([-4, -1, 2], np.float32)
+    (want,), (got,) = (make_session(model, threads=1).run(None, {"x": x}) for model in (path, read_model(path).detached()[0]))
+    assert got.tolist() == want.tolist()
