@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from bbgrap.graph import DType
 from bbgrap.shapemap import ShapeMap
 from bbgrap.tdl.language import ALL, Description, Index, ScalarCall, Sum, operand
 from bbgrap.tdl.operators.common import Reads, but, output_indices, whole, wholes, with_whole_axes, yields_only_first
@@ -34,6 +35,11 @@ def describe_gather(site: Site) -> Description | None:
     axis, count = site.integer("axis", 0) % len(site.shape(0)), len(site.shape(1))
     before, chosen, after = out[:axis], out[axis : axis + count], out[axis + count :]
     single = _single_index(site)
+    if after and site.outputs[0].dtype is DType.STRING:
+        # Of the strings after the axis onnxruntime (1.31) copies only the first, and leaves the others empty: each piece would have one.
+        data = operand(0)[*before, ALL if single is None else single, *(ALL,) * len(after)]
+        indices = [operand(1)[chosen]] if single is None else []
+        return with_whole_axes("gather", out, [data, *indices], range(axis + count, len(out)))
     if single is not None:
         return Description(out, ScalarCall("gather", (operand(0)[*before, single, *after],)))
     if site.constant(0) is None:

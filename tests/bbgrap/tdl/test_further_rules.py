@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 
 from bbgrap.graph.types import DType, TensorType
-from bbgrap.shapemap import ShapeMap
+from bbgrap.shapemap import IntervalSet, ShapeMap
 from bbgrap.tdl import granularity
 from tests.bbgrap.tdl.quantized_cases import MICROSOFT
 from tests.bbgrap.tdl.test_rule import described, integers
-from tests.bbgrap.tdl.verifier import Case, Whole, check
+from tests.bbgrap.tdl.verifier import Case, Whole, check, check_numeric
 
 
 def tensor(*shape, dtype=DType.FLOAT):
@@ -85,6 +85,17 @@ def test_a_single_constant_index_reads_only_its_place():
     case = Case("Gather", (np.arange(24, dtype=np.float32).reshape(2, 3, 4), np.array(-2)), {"axis": 1}, frozenset((1,)))
     local = Whole(case).localize(ShapeMap.of((0, 1), (0, 4)))
     assert local.reads == (ShapeMap.of((0, 1), (1, 2), (0, 4)), None)
+
+
+@pytest.mark.parametrize("indices", [np.array([2, 0]), np.array(-1)])
+def test_texts_behind_the_axis_of_a_gather_stay_together(indices):
+    """Of them onnxruntime copies the first alone, wherever a piece begins."""
+    texts = np.array([f"text {k}" for k in range(24)], object).reshape(2, 3, 4)
+    whole = Whole(Case("Gather", (texts, indices), {"axis": 1}, frozenset((1,))))
+    assert whole.describe().splittable_axes == tuple(range(indices.ndim + 1))
+    for number in range(2):
+        region = ShapeMap.full(whole.output.shape).replace(0, IntervalSet.of((number, number + 1)))
+        check_numeric(whole, region, whole.localize(region))
 
 
 def test_heads_that_share_keys_are_computed_together():
