@@ -219,6 +219,15 @@ def heavy_functions() -> ModelProto:
     return with_functions(function("f0", *["f1"] * 100), function("f1", *["f2"] * 100), held)
 
 
+def defaulting() -> ModelProto:
+    nodes = [helper.make_node("Constant", [], [f"c{k}"]) for k in range(10_000)]
+    for node in nodes:
+        node.attribute.add(name="value", ref_attr_name="held", type=onnx.AttributeProto.TENSOR)
+    nodes.append(helper.make_node("Shape", ["c0"], ["b"]))
+    default = onnx.AttributeProto(name="held", type=onnx.AttributeProto.TENSOR, t=numpy_helper.from_array(np.zeros(250_000, np.float32)))
+    return with_functions(helper.make_function("f", "f0", ["a"], ["b"], nodes, [helper.make_opsetid("", 17)], attribute_protos=[default]))
+
+
 def sharing(folder: Path) -> Path:
     path = beside(outside())(folder)
     (path.parent / "w.bin").write_bytes(bytes(1 << 20))
@@ -382,6 +391,7 @@ HOSTILE: dict[str, Hostile] = {
     "MaxPool with a large window": Hostile(saved(pooling_much), ""),
     "Attention with 0 heads": Hostile(saved(attending), "heads"),
     "functions that hold 1 MB and are called 10,000 times": Hostile(saved(heavy_functions), "bytes"),
+    "default of 1 MB in 10,000 nodes of a function": Hostile(saved(defaulting), "bytes"),
     "weights that share a file 20,000 times": Hostile(sharing, "times that"),
     "Conv with negative group": Hostile(saved(lambda: convolving(group=-1)), "group"),
     "Conv with stride 0": Hostile(saved(lambda: convolving(strides=[0])), "strides"),

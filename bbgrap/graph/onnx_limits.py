@@ -13,7 +13,7 @@ from math import prod
 from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, SparseTensorProto, TensorProto
 
 from bbgrap.errors import ModelError
-from bbgrap.graph.onnx_tidy import bodies_of, standard_domain
+from bbgrap.graph.onnx_tidy import bodies_of, graph_of, standard_domain
 from bbgrap.graph.types import DType
 
 MAX_NODES = 200_000
@@ -111,7 +111,7 @@ def check_limits(proto: ModelProto) -> None:
     Raises:
         ModelError: if it is larger than any model, or would become so; the message does not name the file.
     """
-    graphs = [proto.graph, *(GraphProto(node=function.node) for function in proto.functions)]
+    graphs = [proto.graph, *map(graph_of, proto.functions)]
     _check_counts(proto, graphs)
     _check_growth(proto)
     names = [proto.graph.name, *(name for f in proto.functions for name in (f.name, f.domain, *f.input, *f.output, *f.attribute))]
@@ -269,10 +269,17 @@ def _grown(
             if len(path) > MAX_CALLS:
                 raise ModelError(f"function '{node.op_type[:80]}': functions call each other more than {MAX_CALLS} deep")
             if key not in known:
-                inside = GraphProto(node=functions[key].node)
-                known[key] = _grown(inside, functions, known, (*path, key))
+                inside, added = _grown(GraphProto(node=functions[key].node), functions, known, (*path, key))
+                known[key] = inside, added + _default_bytes(functions[key])
             nodes, size = nodes + known[key][0], size + known[key][1]
     return nodes, size
+
+
+def _default_bytes(function: FunctionProto) -> int:
+    """Return the bytes of a function's defaults, once for a call and once for each node that takes one."""
+    nodes = (node for body in _bodies(GraphProto(node=function.node)) for node in body.node)
+    taken = Counter(attribute.ref_attr_name for node in nodes for attribute in node.attribute)
+    return sum(attribute.ByteSize() * (1 + taken[attribute.name]) for attribute in function.attribute_proto)
 
 
 def _key(domain: str, name: str, overload: str) -> _Key:

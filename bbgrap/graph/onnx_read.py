@@ -31,6 +31,7 @@ from bbgrap.graph.onnx_tidy import (
     copy_of,
     drop_unread,
     free_sizes_below_zero,
+    graph_of,
     graphs_of,
     inlined,
     make_dense,
@@ -347,8 +348,8 @@ def _check_versions(path: Path, proto: onnx.ModelProto) -> None:
 def _check_external_files(path: Path, proto: onnx.ModelProto) -> tuple[str, ...]:
     """Refuse weights that are kept outside the model's directory, before anything opens them; return the files, sorted."""
     files: set[str] = set()
-    functions = [onnx.GraphProto(node=function.node) for function in proto.functions]
-    tensors = [t for graph in (proto.graph, *functions) for t in (*graph.initializer, *_inner_tensors(graph), *_sparse_parts(graph))]
+    graphs = (proto.graph, *map(graph_of, proto.functions))
+    tensors = [t for graph in graphs for t in (*graph.initializer, *_inner_tensors(graph), *_sparse_parts(graph))]
     used: Counter[str] = Counter()
     sizes: dict[str, int] = {}  # a file is looked at once, however many weights are in it
     for tensor in filter(is_external, tensors):

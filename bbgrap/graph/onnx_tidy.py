@@ -13,7 +13,7 @@ from typing import TypeVar
 import numpy as np
 import onnx
 import onnx.inliner
-from onnx import GraphProto, ModelProto, NodeProto, TensorProto, numpy_helper
+from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto, numpy_helper
 
 from bbgrap.errors import ModelError
 
@@ -73,6 +73,11 @@ def bodies_of(node: NodeProto) -> Iterator[GraphProto]:
     for attribute in node.attribute:
         yield from ([attribute.g] if attribute.HasField("g") else [])
         yield from attribute.graphs
+
+
+def graph_of(function: FunctionProto) -> GraphProto:
+    """Return all that a function holds, as a graph to look at: its nodes, and one more with the defaults of its attributes."""
+    return GraphProto(node=[*function.node, NodeProto(attribute=function.attribute_proto)])
 
 
 def inlined(proto: ModelProto) -> ModelProto:
