@@ -135,8 +135,8 @@ def read_model(path: Path) -> OnnxModel:
         proto = onnx.ModelProto.FromString(_content(path))
     except (ProtobufError, MemoryError):
         raise ModelError(f"model '{path}': it is not an ONNX file, or it is cut short") from None
-    if not proto.ir_version or not proto.graph.output:
-        raise ModelError(f"model '{path}': it is not an ONNX file, or it has no outputs")
+    if not proto.ir_version or not (proto.graph.node or proto.graph.output):
+        raise ModelError(f"model '{path}': it is not an ONNX file, or it has neither nodes nor outputs")
     _check_versions(path, proto)
     try:
         check_limits(proto)

@@ -14,7 +14,8 @@ from onnx import AttributeProto, ModelProto, TensorProto, helper, numpy_helper
 
 from tests import hostile_models as models
 from tests.hostile import large
-from tests.hostile_models import DATA, KERNEL, add, body_of, branching, outside, plain, relu, weight
+from tests.hostile_models import KERNEL, body_of, branching
+from tests.hostile_parts import DATA, add, outside, plain, relu, weight
 
 Kind = Callable[[random.Random], ModelProto]
 

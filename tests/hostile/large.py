@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 from onnx import AttributeProto, ModelProto, TensorProto, helper, numpy_helper
 
-from tests.hostile_models import FLOAT, HOSTILE, Hostile, add, long_attribute, long_constant, outside, plain, relu, saved, sized, weight
+from tests.hostile_models import HOSTILE, long_attribute, long_constant, sized
+from tests.hostile_parts import FLOAT, Hostile, add, outside, plain, relu, saved, weight
 
 
 def computed_by_doubling(times: int, *, shape: bool = False) -> ModelProto:
