@@ -136,7 +136,11 @@ def test_told_to_stop_while_it_loads_its_models_a_server_stops_and_never_says_th
 
     urls, listening = [], listen("--http", "127.0.0.1:0")
     gateway = Gateway(cluster.connection, Repository({"rows": Path("rows.onnx")}, None, load), Limits())
-    asyncio.run(serve(gateway, listening, "", lambda url, _: urls.append(url)))
+    hangup = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup it is ignored, and ends no server
+    try:
+        asyncio.run(serve(gateway, listening, "", lambda url, _: urls.append(url)))
+    finally:
+        signal.signal(signal.SIGHUP, hangup)
     assert (urls, gateway.why_not_ready()) == ([], "the server is stopping")
 
 
