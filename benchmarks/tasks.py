@@ -66,9 +66,9 @@ def asked(name: str, folder: Path) -> Asked:
             feeds = tuple({"x": SMOOTH.feed(number)} for number in range(INPUTS))
             return Asked(SMOOTH.model, feeds, tuple([SMOOTH.answer(feed["x"])] for feed in feeds), exact=True)
         case "killer":
-            return Asked(killer_model(name), ({"x": np.full(4, -(2**31), np.int32), "d": np.full(4, -1, np.int32)},), None)
+            return Asked(killer_model(name), ({"x": np.full(4, -(2**63)), "d": np.full(4, -1)},), None)
         case "deadly":
-            return Asked(deadly_model(name), ({"x": np.ones(4, np.int32)},), None)
+            return Asked(deadly_model(name), ({"x": np.ones(4, np.int64)},), None)
         case "endless":
             return Asked(endless_model(name, 1.5), ({"x": np.full(4, 2.0, np.float32)},), None)
         case "stuck":
@@ -102,15 +102,15 @@ def _plain(model: Path | bytes, feeds: tuple[Feed, ...]) -> list[list[Array]]:
 
 
 def killer_model(name: str) -> bytes:
-    """Return the remainder of two integers."""
-    return _model(name, [helper.make_node("Mod", ["x", "d"], ["y"])], {"x": TensorProto.INT32, "d": TensorProto.INT32}, TensorProto.INT32)
+    """Return the quotient of two integers: that of the least one and -1 ends a process."""
+    return _model(name, [helper.make_node("Div", ["x", "d"], ["y"])], {"x": TensorProto.INT64, "d": TensorProto.INT64}, TensorProto.INT64)
 
 
 def deadly_model(name: str) -> bytes:
-    """Return the remainder of the least integer and the input's negative."""
-    least = helper.make_node("Constant", [], ["least"], value=helper.make_tensor("least", TensorProto.INT32, [1], [-(2**31)]))
-    nodes = [least, helper.make_node("Neg", ["x"], ["d"]), helper.make_node("Mod", ["least", "d"], ["y"])]
-    return _model(name, nodes, {"x": TensorProto.INT32}, TensorProto.INT32)
+    """Return the quotient of the least integer and the input's negative."""
+    least = helper.make_node("Constant", [], ["least"], value=helper.make_tensor("least", TensorProto.INT64, [1], [-(2**63)]))
+    nodes = [least, helper.make_node("Neg", ["x"], ["d"]), helper.make_node("Div", ["least", "d"], ["y"])]
+    return _model(name, nodes, {"x": TensorProto.INT64}, TensorProto.INT64)
 
 
 def endless_model(name: str, limit: float) -> bytes:

@@ -140,8 +140,8 @@ def test_no_request_fails_whoever_is_lost(losing):
 def test_a_model_that_ends_workers_ends_two_and_no_agent_and_no_request_of_others(losing):
     with Clients(losing) as clients:
         session = bbgrap.InferenceSession(killer_model("killer"), cluster=losing.connection)
-        seven, two, least, minus = (np.full(4, number, np.int32) for number in (7, 2, -(2**31), -1))
-        assert session.run(None, {"x": seven, "d": two})[0].tolist() == [1, 1, 1, 1]
+        seven, two, least, minus = (np.full(4, number, np.int64) for number in (7, 2, -(2**63), -1))
+        assert session.run(None, {"x": seven, "d": two})[0].tolist() == [3, 3, 3, 3]
         with pytest.raises(bbgrap.ExecutionError, match=r"has ended the workers of agents and is not run again: .*SIGFPE"):
             session.run(None, {"x": least, "d": minus})
         answered, deadline = len(clients.times), time.monotonic() + 30
