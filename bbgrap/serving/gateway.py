@@ -78,7 +78,7 @@ class Gateway:
     """A server's requests.
 
     Invariants: `in_flight` counts those that were let in and have not ended, `unsent` the answers to them that gRPC still sends.
-        What is not asynchronous any thread may call.
+    What is not asynchronous any thread may call.
     """
 
     def __init__(self, connection: Connection, repository: Repository, limits: Limits, tracing: Tracing | None = None) -> None:

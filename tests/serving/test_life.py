@@ -105,7 +105,7 @@ def slowly(listening, address, may_go_on):
 
 
 @pytest.mark.faults
-def test_an_answer_over_grpc_is_in_flight_until_its_client_has_taken_it(cluster, models, tmp_path):
+def test_a_server_that_stops_waits_until_a_client_of_grpc_has_taken_its_answer(cluster, models, tmp_path):
     x, may_go_on = np.full((1 << 19, 4), 0.5, np.float32), threading.Event()
     with (
         serving(cluster.address, models, tmp_path / "log", "--grpc", "127.0.0.1:0") as server,
