@@ -51,14 +51,18 @@ class Blame:
         """Find out what has ended a worker.
 
         One that computed and loaded at once says nothing of either, unless one of them alone has ended another worker in the same way
-        before: it loads that again first, alone, and then it is known.
+        before: it loads that again first, alone, and then it is known. If that crashes, too, it has ended both.
         """
         if member.worker_lost == message:
             return []
         member.worker_lost = message
         doubt = self._doubts.pop(member.name, None)
-        if doubt is not None and doubt.request is not None and message.loading == doubt.message.loading and not message.epoch:
-            doubt.request.blamed = ""
+        done: list[CoordinatorInstruction] = []
+        if doubt is not None and message.loading == doubt.message.loading and not message.epoch:
+            if doubt.request is not None:
+                doubt.request.blamed = ""
+            if message.ended_by is doubt.message.ended_by is EndedBy.CRASH:  # short of memory it may have been with what it computed only
+                done = self._blame(member, doubt.message, message.loading, None, now)
         request = self.requests.table.find(message.request)
         if message.epoch and message.loading:
             computed = self._has_ended_one(message.epoch, message.ended_by, by_loading=False)
@@ -71,7 +75,7 @@ class Blame:
             if request is not None:
                 request.blamed = member.name
             return []
-        return self._blame(member, message, message.epoch or message.loading, request, now)
+        return [*done, *self._blame(member, message, message.epoch or message.loading, request, now)]
 
     def cleared(self, member: Member, epoch: int, now: float) -> list[CoordinatorInstruction]:
         """Note that an agent has loaded an epoch: if that was in doubt, what was computed beside it is to blame."""

@@ -63,6 +63,21 @@ def test_what_wanted_memory_once_is_not_to_blame_for_a_crash_beside_it(before):
     assert not computed.quarantine
 
 
+@pytest.mark.parametrize("ended_by", [m.EndedBy.CRASH, m.EndedBy.MEMORY])
+def test_what_crashes_again_when_it_is_loaded_alone_has_ended_the_worker_before_as_well(ended_by):
+    """A third worker was ended by it: the first death, in doubt, was counted for nobody."""
+    wire = ready_wire("a", "b")
+    wire.until_answered(wire.call(lambda n: c.PrepareModel(n, MODEL, {"x": (3, 2)}, wire.options)))
+    computed, loaded = wire.coordinator.planning.plans.values()
+    computed.is_proven = True
+    say(wire, "a", m.WorkerLost("it ended", computed.variants[0].epoch, 77, ended_by, loaded.variants[0].epoch))
+    assert not loaded.deaths
+    say(wire, "a", m.WorkerLost("it ended again", 0, 0, ended_by, loaded.variants[0].epoch))
+    assert bool(loaded.quarantine) == (ended_by is m.EndedBy.CRASH)
+    assert not computed.quarantine
+    assert not computed.deaths
+
+
 def ends_two_workers(wire):
     """Run a request that ends the worker of whoever computes it; return the reason that its client is told."""
     call = wire.run()

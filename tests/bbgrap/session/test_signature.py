@@ -88,6 +88,11 @@ def test_shapes_that_do_not_fit(shape):
         signature(IMAGE).check_shapes({} if shape is None else {"image": shape})
 
 
+def test_an_array_in_place_of_its_shape_is_not_printed():
+    with pytest.raises(InputError, match=r"got an array of \(1, 3, 50, 50\)$"):
+        signature(IMAGE).check_shapes({"image": np.zeros((1, 3, 50, 50), np.float32)})
+
+
 @pytest.mark.parametrize("shape", [["N", 4], [3, None], [], None])
 def test_shapes_are_onnxruntimes_also_of_numbers_that_numpy_lacks(shape, tmp_path):
     values = [onnx.helper.make_tensor_value_info(name, onnx.TensorProto.BFLOAT16, shape) for name in "xy"]
