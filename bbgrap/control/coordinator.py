@@ -257,7 +257,7 @@ class CoordinatorMachine:
             case WorkerLost():
                 return self._on_worker_lost(member, message, now)
             case Leave():
-                return self._lose(member, "Leave", "left", now)
+                return self._lose(member, "Leave", f"left ({message.reason})", now)
 
     def _on_heartbeat(self, member: Member, beat: Heartbeat, now: float) -> list[CoordinatorInstruction]:
         # What is unusually long may have become so since the last heartbeat, when others ended sooner.
@@ -305,7 +305,7 @@ class CoordinatorMachine:
         self.blame.forget(member)
         variants = self.loading.part(member, now)
         return [
-            Log(f"agent '{member.name}' {verb}; {len(self.members.by_name)} left", event=how, node=member.name),
+            Log(f"agent '{member.name}' {verb}; {len(self.members.by_name)} are there", event=how, node=member.name),
             Audit(how, peer_of(member.identity, member.name)),
             *self.recovery.lose_agent(member, variants),
             *self.profiling.lost(member, now),

@@ -107,7 +107,7 @@ def test_exact_instructions_of_a_loss():
     assert coordinator.handle(ce.Tick(), 0.1)[0] == coordinator_instructions.ToAgent(b"1", m.Measure(1))  # nothing else goes on
     assert coordinator.handle(ce.Tick(), 0.6) == []
     assert coordinator.handle(ce.Tick(), 0.7) == [
-        coordinator_instructions.Log("agent 'a' was lost; 0 left", event="lost", node="a"),
+        coordinator_instructions.Log("agent 'a' was lost; 0 are there", event="lost", node="a"),
         coordinator_instructions.Audit("lost", {"agent": "a", "id": "31"}),
         coordinator_instructions.Log(
             "in the background: agent 'a' was lost before it was measured; the next try is in 30 s",
@@ -118,6 +118,8 @@ def test_exact_instructions_of_a_loss():
     assert coordinator.handle(ce.FromPeer(b"1", m.Heartbeat()), 0.8) == [coordinator_instructions.ToAgent(b"1", m.Rejoin())]
     welcome, *_ = coordinator.handle(ce.FromPeer(b"1", introduction("a")), 0.9)
     assert welcome == coordinator_instructions.ToAgent(b"1", m.Welcome(3, 0.1, 0.6, (), 2))
+    left, *_ = coordinator.handle(ce.FromPeer(b"1", m.Leave("SIGTERM")), 1.0)
+    assert left == coordinator_instructions.Log("agent 'a' left (SIGTERM); 0 are there", event="left", node="a")
 
 
 def test_refusals_are_readable():
