@@ -304,11 +304,10 @@ class Loading:
 
     def renew(self, variant: Variant, now: float) -> list[CoordinatorInstruction]:
         """Load a variant on which nothing runs anew, under a new epoch, where its agents are now."""
-        plan, medians = variant.plan, variant.plan.policy.medians
+        plan = variant.plan
         nodes = tuple((name, self._place_of(name, place)) for name, place in variant.nodes)
         renewed = self.add(plan, variant.planned, nodes, variant.job, variant.world, now, variant.place)
-        if variant.epoch in medians:
-            plan.policy.begin({renewed.epoch: medians[variant.epoch]})
+        plan.policy.renew(variant.epoch, renewed.epoch)
         return [*self.release(variant), *self.advance(plan, now)]
 
     def _place_of(self, name: str, before: str) -> str:

@@ -145,6 +145,13 @@ class LowestLatency:
             self._share = 2
             self._compare()
 
+    def renew(self, before: int, after: int) -> None:
+        """Know a variant, of which the same as before is known, under another epoch."""
+        if before in self.medians:
+            self.medians = {**self.medians, after: self.medians[before]}
+        if self.serving == before:
+            self.serving = after
+
     def choose(self, queues: Sequence[InFlightQueue], now: float) -> InFlightQueue | None:
         """Return the serving variant; during a comparison, now and then the least tried of the others, if nothing else is in flight.
 
@@ -241,6 +248,11 @@ class LeastFinishTime:
     def begin(self, medians: Mapping[int, float]) -> None:
         """Start from measured times."""
         self.medians = dict(medians)
+
+    def renew(self, before: int, after: int) -> None:
+        """Know a variant, of which the same as before is known, under another epoch."""
+        if before in self.medians:
+            self.medians[after] = self.medians[before]
 
     def expect(self, predicted: Mapping[int, float]) -> None:
         """Go by predicted times until there are measured ones, in seconds by epoch."""

@@ -2,10 +2,13 @@
 
 from dataclasses import replace
 
+import pytest
+
 from bbgrap.control import coordinator_settings
+from bbgrap.planners.options import PlanOptions
 from bbgrap.protocol import client_messages as c
 from bbgrap.protocol.addresses import place_of, split_place
-from tests.bbgrap.control.wire import Wire
+from tests.bbgrap.control.wire import Wire, ready_wire
 
 SETTINGS = coordinator_settings.Settings("0.1.0", "tcp://head:1", fingerprint="head's")
 ALL = {("a", "tcp://a:1", "a's"), ("b", "tcp://b:1", "b's"), ("coordinator", "tcp://head:1", "head's")}
@@ -80,3 +83,26 @@ def test_after_a_restart_what_is_loaded_serves_again_unless_the_coordinator_has_
     answered(wire)
     assert not before & set(variants(wire))
     assert all(peers[-1].fingerprint == "other head's" for each in variants(wire).values() for peers in each)
+
+
+@pytest.mark.parametrize("faster", [("a", "b"), ("a",)], ids=len)
+def test_after_a_restart_the_variant_that_was_faster_serves(faster):
+    """Every restart of an agent let the variant serve that was loaded last, however slow it was, for good."""
+    seconds = {names: 0.01 if names == faster else 0.02 for names in (("a", "b"), ("a",))}
+    wire = ready_wire("a", "b", options=PlanOptions(planner="auto"), seconds=seconds)
+
+    def serving():
+        (plan,) = wire.coordinator.planning.plans.values()
+        medians = plan.policy.medians
+        times = {variant.name: medians[variant.epoch] for variant in plan.variants}
+        return [tuple(peer.name for peer in variant.peers) for variant in plan.serving], times
+
+    before = serving()
+    assert before[0] == [faster]
+    for name in ("a", "b"):
+        wire.crash(wire.agent(name))
+    wire.wait(2.0)
+    for name in ("a", "b"):
+        wire.add_agent(name, f"another {name}'s")
+    wire.wait(2.0)
+    assert serving() == before
