@@ -144,6 +144,7 @@ class Planning:
             those.pop(plan, None)
         is_earned = self._is_earned(plan, now)
         able, world = self._world()
+        self._go_back(plan, world, now)
         if not (is_earned or self._is_nearly_earned(plan, now)) or not self._may_begin(plan, able, world, now):
             return []
         if self._is_before_standby(plan, now):
@@ -177,6 +178,14 @@ class Planning:
             # What that depends on, the standby or a plan for other shapes, may be gone or another one now.
             del plan.failed[world]
         return world not in plan.failed and not any(v.world == world for v in plan.variants)
+
+    def _go_back(self, plan: ServedPlan, world: str, now: float) -> None:
+        """Take what an earlier job has made for this world for the newest, when its agents are back: it is timed, and serves if faster."""
+        if not plan.is_used(now) or plan.job is not None or plan.is_arriving or now < self._changed + SETTLE_S:
+            return
+        here = [variant.job for variant in plan.variants if variant.world == world and variant.takes_requests]
+        if here and all(variant.world != world for variant in plan.variants if variant.job == plan.latest):
+            plan.latest = max(here)
 
     def _is_before_standby(self, plan: ServedPlan, now: float) -> bool:
         """Whether the standby of a new plan is still made or loaded, which shall have the machine for itself for a while."""

@@ -85,24 +85,49 @@ def test_after_a_restart_what_is_loaded_serves_again_unless_the_coordinator_has_
     assert all(peers[-1].fingerprint == "other head's" for each in variants(wire).values() for peers in each)
 
 
+def auto_wire(seconds):
+    """A wire with a plan of `auto` whose variants take that long, by their nodes."""
+    return ready_wire(*max(seconds, key=len), options=PlanOptions(planner="auto"), seconds=seconds)
+
+
+def times(wire):
+    """The seconds of each variant, by its nodes; and the nodes of the variant that serves."""
+    (plan,) = wire.coordinator.planning.plans.values()
+    measured = {tuple(v.parts): plan.policy.medians.get(v.epoch) for v in plan.variants}
+    return measured, *(tuple(variant.parts) for variant in plan.serving)
+
+
 @pytest.mark.parametrize("faster", [("a", "b"), ("a",)], ids=len)
 def test_after_a_restart_the_variant_that_was_faster_serves(faster):
     """Every restart of an agent let the variant serve that was loaded last, however slow it was, for good."""
-    seconds = {names: 0.01 if names == faster else 0.02 for names in (("a", "b"), ("a",))}
-    wire = ready_wire("a", "b", options=PlanOptions(planner="auto"), seconds=seconds)
-
-    def serving():
-        (plan,) = wire.coordinator.planning.plans.values()
-        medians = plan.policy.medians
-        times = {variant.name: medians[variant.epoch] for variant in plan.variants}
-        return [tuple(peer.name for peer in variant.peers) for variant in plan.serving], times
-
-    before = serving()
-    assert before[0] == [faster]
+    wire = auto_wire({names: 0.01 if names == faster else 0.02 for names in (("a", "b"), ("a",))})
+    before = times(wire)
+    assert before[1] == faster
     for name in ("a", "b"):
         wire.crash(wire.agent(name))
     wire.wait(2.0)
     for name in ("a", "b"):
         wire.add_agent(name, f"another {name}'s")
     wire.wait(2.0)
-    assert serving() == before
+    assert times(wire) == before
+
+
+@pytest.mark.parametrize("fingerprint", ["", "another c's"])
+def test_an_agent_that_comes_back_is_used_again(fingerprint):
+    """What was planned without it went on serving, for good where it came back as it was."""
+    both, every = ("a", "b"), ("a", "b", "c")
+    wire = auto_wire({every: 0.01, both: 0.02, ("a",): 0.04})
+
+    def goes_on(seconds):
+        for _ in range(round(seconds)):
+            wire.wait(1.0)
+            answered(wire)
+        return times(wire)[1]
+
+    assert goes_on(1.0) == every
+    wire.crash(wire.agent("c"))
+    assert goes_on(15.0) == both
+    wire.add_agent("c", fingerprint)
+    assert goes_on(10.0) == every
+    wire.crash(wire.agent("c"))
+    assert goes_on(3.0) == both
