@@ -422,9 +422,14 @@ class ServedPlan:
         """Its model, as people and logs call it: by its file's name, and the first eight digits of its digest."""
         return f"model '{self.files[0].name.removesuffix('.onnx')}' ({self.model[:8]})"
 
+    def times(self) -> Mapping[str, float]:
+        """Return what was measured of its variants, in seconds by name; where two over other agents have one, by those, too."""
+        timed = [(v.name, tuple(v.parts), self.policy.medians[v.epoch]) for v in self.variants if v.epoch in self.policy.medians]
+        alike = Counter(name for name, _ in {(name, parts) for name, parts, _ in timed})
+        return {name if alike[name] == 1 else f"{name} on {', '.join(parts)}": seconds for name, parts, seconds in timed}
+
     def measured_text(self) -> str:
         """Return what was measured, for the operator."""
-        medians = self.policy.medians
-        times = [f"{v.name} {1e3 * medians[v.epoch]:.1f} ms" for v in self.variants if v.epoch in medians]
+        times = [f"{name} {1e3 * seconds:.1f} ms" for name, seconds in self.times().items()]
         names = "every variant" if self.policy.serving is None else " and ".join(v.name for v in self.serving) or "nobody"
         return f"{self.called}: {', '.join(times) or 'its variants could not be timed'}; {names} serves"

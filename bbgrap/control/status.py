@@ -224,7 +224,7 @@ def _why(plan: ServedPlan) -> str:
     """Return why that answers which does, in words."""
     if not plan.serving:
         return plan.why_not()
-    times = {v.name: plan.policy.medians[v.epoch] for v in plan.variants if v.epoch in plan.policy.medians}
+    times = plan.times()
     if len(times) > 1:
         why = "measured: " + ", ".join(
             f"{name} {1e3 * seconds:.1f} ms" for name, seconds in sorted(times.items(), key=lambda entry: entry[1])

@@ -129,5 +129,7 @@ def test_an_agent_that_comes_back_is_used_again(fingerprint):
     assert goes_on(15.0) == both
     wire.add_agent("c", fingerprint)
     assert goes_on(10.0) == every
+    (plan,) = wire.coordinator.planning.plans.values()
+    assert set(plan.times()) == {"auto on a, b", "auto on a, b, c", "single on a"}
     wire.crash(wire.agent("c"))
     assert goes_on(3.0) == both
