@@ -151,7 +151,9 @@ def _largest_difference(one: Array, other: Array) -> float:
 
 def _beyond_doubles(*arrays: Array) -> bool:
     """Whether integers are so large that differences of 64-bit floats would miss some of theirs."""
-    return any(array.dtype.kind in "iu" and array.dtype.itemsize == 8 and bool((np.abs(array) >> 53).any()) for array in arrays)
+    return any(
+        array.dtype.kind in "iu" and array.dtype.itemsize == 8 and bool((np.abs(array.astype(float)) >= 2.0**53).any()) for array in arrays
+    )
 
 
 def _judge_words(who: str, got: Array, expected: Array, variants: Sequence[Array]) -> OutputVerdict:

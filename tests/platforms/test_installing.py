@@ -38,13 +38,20 @@ def tools(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def built(tools, tmp_path_factory):
-    """The folder with the source package, and with the wheel that is built from that."""
-    source, made = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("built")
+def source(tmp_path_factory):
+    """This tree, without what is not of it."""
+    copied = tmp_path_factory.mktemp("source")
     for name in run("git", "-C", ROOT, "ls-files").splitlines():
         if (ROOT / name).exists():
-            (source / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(ROOT / name, source / name)
+            (copied / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, copied / name)
+    return copied
+
+
+@pytest.fixture(scope="module")
+def built(tools, source, tmp_path_factory):
+    """The folder with the source package, and with the wheel that is built from that."""
+    made = tmp_path_factory.mktemp("built")
     run(tools / "python", "-m", "build", "--no-isolation", "-o", made, source, PIP_NO_INDEX="1")
     return made
 
@@ -86,3 +93,18 @@ def test_uv_installs_all_three_programs(built, tools, tmp_path):
 def test_pipx_installs_all_three_programs(built, tools, tmp_path):
     run(tools / "pipx", "install", wheel_of(built), PIPX_HOME=str(tmp_path / "home"), PIPX_BIN_DIR=str(tmp_path / "bin"))
     check(tmp_path / "bin", tmp_path)
+
+
+@pytest.mark.timeout(2400)
+def test_the_oldest_packages_that_are_promised_are_enough(source, built, tools, tmp_path):
+    """All direct dependencies as old as `pyproject.toml` allows: what reads, plans, computes and serves does as with today's."""
+    python = tmp_path / "oldest" / "bin" / "python"
+    run(tools / "uv", "venv", "--python", sys.executable, tmp_path / "oldest")
+    install = (tools / "uv", "pip", "install", "--python", python, "--requirements", ROOT / "pyproject.toml")
+    run(*install, "--resolution", "lowest-direct", *(f"--extra={name}" for name in ("serve", "grpc", "otel", "mdns", "images")))
+    run(*install, "--extra", "test")  # what only tests need may be newer
+    run(tools / "uv", "pip", "install", "--python", python, "--no-deps", wheel_of(built))
+    parts = ("agents", "bbgrap/engine", "bbgrap/graph", "bbgrap/session", "coordinator", "serving")
+    tests = [source / "tests" / part for part in parts]
+    said = run(python, "-m", "pytest", "-q", "-n", str(os.cpu_count()), "--rootdir", source, "-c", source / "pyproject.toml", *tests)
+    assert re.search(r"\d{3,} passed", said), said
