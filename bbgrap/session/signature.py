@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from bbgrap.errors import InputError, shortened
+from bbgrap.errors import InputError
 from bbgrap.graph.onnx_read import ModelInput, OnnxModel, declared_shape
 from bbgrap.graph.onnx_types import TensorOf, kind_of, text_of
 from bbgrap.graph.types import Array, DType
@@ -181,7 +181,8 @@ def _checked_shape(arg: NodeArg, given: Sequence[int] | None) -> tuple[int, ...]
         shape = None
     fitting = None if shape is None or min(shape, default=0) < 0 else _fitting(arg, shape)
     if fitting is None:
-        got = f"an array of {given.shape}" if isinstance(given, np.ndarray) else shortened(str(given), 200)
+        of_array = getattr(given, "shape", None)
+        got = str(given) if of_array is None else f"an array of {of_array}"
         raise InputError(f"input '{arg.name}': expected a shape of {arg.declared}, got {got}")
     return fitting
 
