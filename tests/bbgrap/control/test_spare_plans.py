@@ -51,6 +51,21 @@ def test_a_request_that_loses_an_agent_runs_on_the_plan_without_it_and_nothing_i
     assert {len(job.cluster.nodes) for job in wire.jobs[jobs:]} == {1}, "only the next loss is planned for"
 
 
+def test_what_is_made_for_all_agents_and_for_each_loss_stays_over_one():
+    wire = large_wire("a", "b", "c")
+    jobs = len(wire.jobs)
+    wire.crash(wire.agent("c"))
+    for number in range(30):
+        if number == 15:
+            wire.add_agent("c")
+        wire.wait(1.0)
+        call = wire.run()
+        wire.until_answered(call)
+        assert isinstance(wire.answer(call), c.RunResult)
+    assert report(wire)["nodes_used"] == ["a", "b", "c"]
+    assert {len(job.cluster.nodes) for job in wire.jobs[jobs:]} == {1}, "only the next losses were planned for"
+
+
 def test_what_is_not_covered_is_said():
     def only_over_all(job):
         return plan_of(job) if len(job.cluster.nodes) == 3 else ce.PlanFailed(job.job, c.Fault.PLAN, "it fits no two nodes")
