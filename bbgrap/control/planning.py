@@ -340,7 +340,7 @@ class Planning:
         return [Log(f"no plan for {plan.called}: {reason}", event="no plan", model=plan.model)]
 
     def release_others(self, plan: ServedPlan, job: int) -> list[CoordinatorInstruction]:
-        """Release what a plan has loaded besides a job and the newest one over other agents, which is for when those are left again."""
+        """Release what a plan has loaded besides a job and the one over most other agents, which is for when those are there again."""
         nodes = {v.job: frozenset(name for name, _ in v.nodes) for v in plan.variants}
         if nodes.get(job) == nodes.get(plan.latest):
             # What was made for these agents earlier is faster than what is made for them now: it stands for that, too.
@@ -348,7 +348,8 @@ class Planning:
             for variant in plan.variants:
                 if variant.job == job:
                     variant.world = world
-        others = sorted((number for number in nodes if number != job and nodes[number] != nodes.get(job)), reverse=True)
+        others = [number for number in nodes if number != job and nodes[number] != nodes.get(job)]
+        others.sort(key=lambda number: (len(nodes[number]), number), reverse=True)
         # The newest one, too, where another is faster (a spare): it would only be planned anew.
         kept = {job, plan.latest, *others[:1]}
         return [i for v in list(plan.variants) if v.job not in kept and not v.queue.running for i in self.loading.release(v)]
