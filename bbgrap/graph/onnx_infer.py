@@ -12,7 +12,8 @@ What stays unknown stays hidden, and nothing is inferred of it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 
 import onnx
 import onnx.shape_inference
@@ -36,6 +37,9 @@ _NEVER_BELOW_ZERO = frozenset(
     )
 )
 """Operators that make no size below zero unless they read one: a slice behind others is looked at before it is shown to onnx."""
+
+_WINDOWED = frozenset({"AveragePool", "Conv", "ConvInteger", "LpPool", "MaxPool", "QLinearConv"})
+"""Operators that make no size below zero either, if their windows fit (`_fits_at_zero`)."""
 
 _READ_TYPES = frozenset({"EyeLike", "RegexFullMatch", "DictVectorizer", "LabelEncoder", "TreeEnsemble"})
 """Operators of which onnx believes that the type of what they read is known. Found by random calls of all operators."""
@@ -71,22 +75,25 @@ def _inferred(proto: ModelProto, *, data_prop: bool) -> tuple[ModelProto, bool]:
     strangers = {node.domain for graph in graphs_of(draft.graph) for node in graph.node} - {entry.domain for entry in draft.opset_import}
     for domain in sorted(strangers):
         draft.opset_import.add(domain=domain, version=1)  # else onnx infers nothing at all; onnxruntime does, up to there
-    for node in [*doubtful_slices(draft.graph), *_doubtful_others(draft.graph)]:
+    hidden = [*doubtful_slices(draft.graph), *_doubtful_others(draft.graph)]
+    for node in hidden:
         node.op_type = _HIDDEN + node.op_type
+    steps = _steps_of(draft.graph)
     while True:
         inferred = onnx.shape_inference.infer_shapes(draft, data_prop=data_prop)
-        hidden = [node for graph in graphs_of(draft.graph) for node in graph.node if node.op_type.startswith(_HIDDEN)]
+        hidden = [node for node in hidden if node.op_type.startswith(_HIDDEN)]
         if not hidden:
             left = [node for graph in graphs_of(inferred.graph) for node in graph.node if node.op_type.startswith(_LEFT)]
             for node in left:
                 node.op_type = node.op_type.removeprefix(_LEFT)
             return inferred, bool(left)
-        below = _below_zero(inferred.graph)
+        graphs = [*graphs_of(inferred.graph)] if any(step.bodies for step in steps) else [inferred.graph]
+        below = _below_zero(graphs)
         for node in hidden:
             if node.op_type == _HIDDEN + "Slice" and node.input and node.input[0] in below:
                 name, read = node.name or node.output[0], node.input[0][:80]
                 raise ModelError(f"node '{name}' (Slice): expected sizes of at least 0 of '{read}', got one below")
-        _show_ready(draft.graph, set(), _typed(inferred.graph))
+        _show_ready(steps, set(), _typed(graphs))
 
 
 def _is_doubtful(graph: GraphProto) -> bool:
@@ -109,7 +116,7 @@ def _parts_said(split: NodeProto) -> int:
 def doubtful_slices(graph: GraphProto) -> Iterator[NodeProto]:
     """Yield the slices, in order, that may read a size below zero, here and in bodies; the nodes of the graph are sorted."""
     has_slices = any(node.op_type == "Slice" for inner in graphs_of(graph) for node in inner.node)
-    return _follow(graph, _below_zero(graph)) if has_slices else iter(())
+    return _follow(graph, _below_zero(graphs_of(graph))) if has_slices else iter(())
 
 
 def _follow(graph: GraphProto, made: set[str]) -> Iterator[NodeProto]:
@@ -123,46 +130,92 @@ def _follow(graph: GraphProto, made: set[str]) -> Iterator[NodeProto]:
         if node.op_type == "Slice" and not node.domain:
             if doubted and node.output:
                 yield node
-        elif node.domain or node.op_type not in _NEVER_BELOW_ZERO or (doubted and node.op_type not in _OF_SHAPES):
+        elif (doubted and node.op_type not in _OF_SHAPES) or not _keeps_above_zero(node):
             made.update(node.output)
 
 
-def _show_ready(graph: GraphProto, behind: set[str], typed: set[str]) -> None:
+def _keeps_above_zero(node: NodeProto) -> bool:
+    """Whether a node makes no size below zero unless it reads one."""
+    return not node.domain and (node.op_type in _NEVER_BELOW_ZERO or (node.op_type in _WINDOWED and _fits_at_zero(node)))
+
+
+def _fits_at_zero(node: NodeProto) -> bool:
+    """Whether a window moves 0 times or more over a map of size 0: it is at most a stride longer than the pads."""
+    given = {attribute.name: attribute for attribute in node.attribute}
+    kernel = [*given["kernel_shape"].ints] if "kernel_shape" in given else []
+    rank = len(kernel)
+    strides, dilations = ([*given[name].ints] if name in given else [1] * rank for name in ("strides", "dilations"))
+    pads = [*given["pads"].ints] if "pads" in given else [0] * 2 * rank
+    if not rank or "auto_pad" in given or [len(strides), len(dilations), len(pads)] != [rank, rank, 2 * rank]:
+        return False
+    if min(*kernel, *strides, *dilations) < 1 or min(pads) < 0:
+        return False
+    spans = [(size - 1) * dilation + 1 for size, dilation in zip(kernel, dilations, strict=True)]
+    room = [before + after + stride for before, after, stride in zip(pads[:rank], pads[rank:], strides, strict=True)]
+    return all(span <= most for span, most in zip(spans, room, strict=True))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Step:
+    """A node, and what is asked of it whenever nodes are shown: what it reads and makes, and its bodies."""
+
+    node: NodeProto
+    reads: tuple[str, ...]
+    makes: tuple[str, ...]
+    bodies: tuple[_Body, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Body:
+    inputs: tuple[str, ...]
+    steps: tuple[_Step, ...]
+    outputs: tuple[str, ...]
+
+
+def _steps_of(graph: GraphProto) -> tuple[_Step, ...]:
+    return tuple(_Step(node, tuple(reads_of(node)), tuple(node.output), tuple(map(_body_of, bodies_of(node)))) for node in graph.node)
+
+
+def _body_of(graph: GraphProto) -> _Body:
+    return _Body(tuple(value.name for value in graph.input), _steps_of(graph), tuple(value.name for value in graph.output))
+
+
+def _show_ready(steps: Iterable[_Step], behind: set[str], typed: set[str]) -> None:
     """Show onnx, in place, the hidden nodes that depend on no other one: what they read is as known as it will be.
 
     `behind` are the values that depend on a hidden node, `typed` those whose types are known: without, a node is left hidden for good.
     The first hidden node is always ready.
     """
-    for node in graph.node:
-        waits = any(name in behind for name in reads_of(node))
-        for body in bodies_of(node):
+    for step in steps:
+        node, waits = step.node, not behind.isdisjoint(step.reads)
+        for body in step.bodies:
             if waits:
-                behind.update(value.name for value in body.input)
-            _show_ready(body, behind, typed)
-            waits = waits or any(value.name in behind for value in body.output)
+                behind.update(body.inputs)
+            _show_ready(body.steps, behind, typed)
+            waits = waits or not behind.isdisjoint(body.outputs)
         hidden = node.op_type.startswith(_HIDDEN)
         if waits or hidden:
-            behind.update(node.output)
+            behind.update(step.makes)
         if hidden and not waits:
             name = node.op_type.removeprefix(_HIDDEN)
             node.op_type = name if name == "Slice" or (name in _READ_TYPES and node.input and node.input[0] in typed) else _LEFT + name
 
 
-def _typed(graph: GraphProto) -> set[str]:
-    """Return the values whose types are known, those in bodies included."""
+def _typed(graphs: Iterable[GraphProto]) -> set[str]:
+    """Return the values whose types are known."""
     found: set[str] = set()
-    for inner in graphs_of(graph):
-        values = (*inner.input, *inner.value_info, *inner.output)
+    for graph in graphs:
+        values = (*graph.input, *graph.value_info, *graph.output)
         found |= {value.name for value in values if value.type.WhichOneof("value")}
-        found |= {tensor.name for tensor in (*inner.initializer, *(sparse.values for sparse in inner.sparse_initializer))}
+        found |= {tensor.name for tensor in (*graph.initializer, *(sparse.values for sparse in graph.sparse_initializer))}
     return found
 
 
-def _below_zero(graph: GraphProto) -> set[str]:
-    """Return the values that have a size below zero, those in bodies included."""
+def _below_zero(graphs: Iterable[GraphProto]) -> set[str]:
+    """Return the values that have a size below zero."""
     found: set[str] = set()
-    for inner in graphs_of(graph):
-        values = (*inner.input, *inner.value_info, *inner.output)
+    for graph in graphs:
+        values = (*graph.input, *graph.value_info, *graph.output)
         found |= {value.name for value in values if any(dim.dim_value < 0 for dim in value.type.tensor_type.shape.dim)}
-        found |= {tensor.name for tensor in inner.initializer if min(tensor.dims, default=0) < 0}
+        found |= {tensor.name for tensor in graph.initializer if min(tensor.dims, default=0) < 0}
     return found

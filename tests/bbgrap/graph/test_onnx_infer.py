@@ -1,5 +1,7 @@
 """Shapes of files that would end the process of whoever infers them: onnx (1.23) aborts at a `Slice` of a size below zero."""
 
+import itertools
+
 import numpy as np
 import onnx
 import onnxruntime as ort
@@ -9,7 +11,9 @@ from onnx import parser
 from bbgrap.engine.load import load_graph
 from bbgrap.engine.reload import ReloadedModel
 from bbgrap.errors import ModelError
-from bbgrap.graph.onnx_infer import infer_shapes
+from bbgrap.graph import onnx_infer
+from bbgrap.graph.onnx_infer import doubtful_slices, infer_shapes
+from bbgrap.graph.onnx_tidy import reads_of
 
 _HEAD = '<ir_version: 8, opset_import: ["" : 17]> g '
 _BOUNDS = "int64[1] s = {0}, int64[1] e = {9}, int64[1] a = {0}, int64[1] f = {2}"
@@ -107,6 +111,62 @@ def test_same_as_onnx_where_no_size_is_below_zero():
     proto = parser.parse_model(_HEAD + text)
     for by_content in (False, True):
         assert infer_shapes(proto, data_prop=by_content) == onnx.shape_inference.infer_shapes(proto, data_prop=by_content)
+
+
+_WINDOWS = itertools.product(("MaxPool <ceil_mode = 1,", "AveragePool <", "Conv <"), range(1, 5), range(1, 4), (1, 2), range(3), range(2))
+
+
+def test_windows_behind_which_no_slice_is_doubtful_make_no_size_below_zero():
+    """Whatever the size of the map, also 0."""
+    believed = 0
+    for op, kernel, stride, dilation, before, after in _WINDOWS:
+        said = f"{op} kernel_shape = [{kernel}], strides = [{stride}], dilations = [{dilation}], pads = [{before}, {after}]>"
+        read = "x, w" if op == "Conv <" else "x"
+        proto = parser.parse_model(
+            f"{_HEAD.replace('17', '21')}(float[1,1,n] x, float[1,1,{kernel}] w) => (float[a,b,c] y) <{_BOUNDS}>"
+            f" {{z = {said} ({read}) y = Slice(z, s, e, f)}}"
+        )
+        if any(doubtful_slices(proto.graph)):
+            continue
+        believed += 1
+        del proto.graph.node[1]
+        for size in range(4):
+            proto.graph.input[0].type.tensor_type.shape.dim[2].dim_value = size
+            inferred = onnx.shape_inference.infer_shapes(proto)
+            assert all(dim.dim_value >= 0 for value in inferred.graph.value_info for dim in value.type.tensor_type.shape.dim)
+    assert believed > 200
+
+
+@pytest.mark.parametrize("window", ["kernel_shape = [3], pads = [1, 1]", "kernel_shape = [2], strides = [2]", "kernel_shape = [1]"])
+def test_slices_in_a_row_behind_windows_that_fit_are_inferred_at_once(window, monkeypatch):
+    """One after the other, that took most of the time of loading what vision models look like."""
+    rounds = _rounds(monkeypatch)
+    infer_shapes(_slices_in_a_row(window))
+    assert len(rounds) == 1
+
+
+def test_every_node_is_looked_at_once_however_many_slices_are_in_a_row(monkeypatch):
+    rounds, looked = _rounds(monkeypatch), []
+    monkeypatch.setattr(onnx_infer, "reads_of", lambda node: looked.append(node) or reads_of(node))
+    proto = _slices_in_a_row("kernel_shape = [3]")
+    infer_shapes(proto)
+    assert len(rounds) == _IN_A_ROW + 1
+    assert len(looked) <= 3 * len(proto.graph.node)
+
+
+_IN_A_ROW = 8
+
+
+def _slices_in_a_row(window):
+    nodes = "".join(f" z{k} = MaxPool <{window}> (x{k}) x{k + 1} = Slice(z{k}, s, e, f)" for k in range(_IN_A_ROW))
+    return parser.parse_model(f"{_HEAD}(float[1,1,n] x0) => (float[a,b,c] x{_IN_A_ROW}) <{_BOUNDS}> {{{nodes}}}")
+
+
+def _rounds(monkeypatch):
+    """Return a list that gets an entry whenever onnx infers shapes."""
+    made, infer = [], onnx.shape_inference.infer_shapes
+    monkeypatch.setattr(onnx.shape_inference, "infer_shapes", lambda *args, **options: made.append(1) or infer(*args, **options))
+    return made
 
 
 def test_size_below_zero_that_a_file_declares_is_any_size(tmp_path):
