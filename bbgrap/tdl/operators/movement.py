@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-import numpy as np
+from fractions import Fraction
 
-from bbgrap.graph.types import Attribute
+import numpy as np
+from numpy.typing import NDArray
+
+from bbgrap.graph.types import Attribute, DType
 from bbgrap.shapemap import ShapeMap
-from bbgrap.tdl.language import ALL, Constant, Description, Index, Opaque, ScalarCall, Subscript, Sum, operand
+from bbgrap.tdl.language import ALL, Constant, Description, Index, IndexExpression, Opaque, ScalarCall, Subscript, Sum, operand
 from bbgrap.tdl.operators.common import Reads, cropped, described_concat, first_read, integers, output_indices, spatial_interval
-from bbgrap.tdl.rule import ConstantOperand, Input, LocalNode, OperatorRule, Site, register, same_node
+from bbgrap.tdl.rule import ConstantOperand, Input, LocalNode, OperatorRule, Result, Site, register, same_node
 
 
 def describe_concat(site: Site) -> Description | None:
@@ -164,31 +167,78 @@ def resize_scales(site: Site) -> tuple[float, ...] | None:
     return tuple(after / before for before, after in zip(shape, site.output_shape, strict=True))
 
 
+_MOST_PLACES = 1 << 20
+"""Of an axis that is resized by any factor: places are rounded to less than an element."""
+
+
 def describe_resize(site: Site) -> Description | None:
-    """Nearest or linear by whole factors: out[i] reads x[i // s], or the two around it; other forms leave the scaled axes whole."""
+    """Nearest or linear by whole factors: out[i] reads x[i // s], or the two around it; by others: four; other forms read whole axes."""
     scales, out = resize_scales(site), output_indices(site)
     if scales is None or 0 in site.shape(0) or site.text("coordinate_transformation_mode", "half_pixel") == "tf_crop_and_resize":
         return None
     subscripts: list[Subscript] = []
     fixed: list[Index] = []
     taps: list[Index] = []
-    for index, before, scale in zip(out, site.shape(0), scales, strict=True):
+    for axis, (index, before, scale) in enumerate(zip(out, site.shape(0), scales, strict=True)):
         if scale == 1:
             subscripts.append(index)
-        elif not (_scales_by_blocks(site) and scale == index.extent // before):
+        elif _is_by_blocks(site, axis, scale) and site.text("mode", "nearest") == "nearest":
+            subscripts.append(index // int(scale))
+        elif _is_by_blocks(site, axis, scale):
+            taps.append(Index(f"t{axis}", 2))
+            subscripts.append((index * 2 + Constant(1 - int(scale))) // (2 * int(scale)) + taps[-1])
+        elif _is_between(site) and 1 < min(index.extent, before) <= max(index.extent, before) <= _MOST_PLACES:
+            taps.append(Index(f"t{axis}", 4))
+            subscripts.append(_first_beside(site, index, before, scale) + taps[-1])
+        else:
             subscripts.append(ALL)
             fixed.append(index)
-        elif site.text("mode", "nearest") == "nearest":
-            subscripts.append(index // int(scale))
-        else:
-            taps.append(Index(f"t{len(subscripts)}", 2))
-            subscripts.append((index * 2 + Constant(1 - int(scale))) // (2 * int(scale)) + taps[-1])
     if len(fixed) == len(out):
         return None
     read = operand(0)[tuple(subscripts)]
     if fixed:
         return Description(out, Opaque("resize", (read,), tuple(fixed)))
     return Description(out, ScalarCall("interpolate", (Sum(tuple(taps), read) if taps else read,)))
+
+
+def _is_by_blocks(site: Site, axis: int, scale: float) -> bool:
+    return _scales_by_blocks(site) and scale == site.output_shape[axis] // site.shape(0)[axis]
+
+
+def _is_between(site: Site) -> bool:
+    """Tell whether an element is made of the two beside its place, which any piece can find as onnxruntime does."""
+    kind, transform = site.inputs[0], site.text("coordinate_transformation_mode", "half_pixel")
+    is_known = transform in ("half_pixel", "pytorch_half_pixel", "asymmetric", "align_corners")
+    is_plain = kind is not None and kind.dtype is DType.FLOAT and not site.integer("antialias", 0)
+    return is_known and is_plain and site.text("mode", "nearest") == "linear"
+
+
+def _first_beside(site: Site, index: Index, before: int, scale: float) -> IndexExpression:
+    """Return the element before the two that an output lies between: where it lies is rounded, and may be on the other side of one."""
+    transform, is_larger = site.text("coordinate_transformation_mode", "half_pixel"), scale >= 1
+    nearly = Fraction(scale if is_larger else 1 / scale).limit_denominator(_MOST_PLACES)
+    ratio = nearly if is_larger else 1 / nearly
+    if transform == "align_corners":
+        step, divisor, offset = before - 1, index.extent - 1, 0
+    elif transform == "asymmetric":
+        step, divisor, offset = ratio.denominator, ratio.numerator, 0
+    else:
+        step, divisor, offset = 2 * ratio.denominator, 2 * ratio.numerator, ratio.denominator - ratio.numerator
+    return (index * step + Constant(offset - divisor)) // divisor
+
+
+def _places(site: Site, axis: int, scale: float) -> NDArray[np.float32]:
+    """Return where the outputs lie between the elements of an axis, in onnxruntime's arithmetic."""
+    before, after, half = site.shape(0)[axis], site.output_shape[axis], np.float32(0.5)
+    outputs = np.arange(after, dtype=np.float32)
+    match site.text("coordinate_transformation_mode", "half_pixel"):
+        case "align_corners":
+            places = outputs * np.float32(before - 1) / np.float32(after - 1)
+        case "asymmetric":
+            places = outputs / np.float32(scale)
+        case _:
+            places = (outputs + half) / np.float32(scale) - half
+    return places.clip(0, before - 1)
 
 
 def _scales_by_blocks(site: Site) -> bool:
@@ -207,20 +257,45 @@ def _scales_by_blocks(site: Site) -> bool:
 
 
 def localize_resize(site: Site, region: ShapeMap, reads: Reads) -> tuple[LocalNode, ...]:
-    """Resize the piece that was read by the same scales, then keep the tile's own part."""
+    """Resize the piece that was read by the same scales, then keep the tile's own part; what lies between elements is made of both."""
     read, scales = first_read(reads), resize_scales(site)
     assert scales is not None, "described, so its scales are known"
     attributes: dict[str, Attribute] = {k: v for k, v in site.node.attributes.items() if k not in ("axes", "keep_aspect_ratio_policy")}
-    split = [axis for axis, scale in enumerate(scales) if scale != 1 and region.shape[axis] != site.output_shape[axis]]
-    extents = list(region.shape)
+    pieces = ((region, site.output_shape), (read, site.shape(0)))
+    partial = [axis for axis, scale in enumerate(scales) if scale != 1 and any(part.shape[axis] != whole[axis] for part, whole in pieces)]
+    split = [axis for axis in partial if _is_by_blocks(site, axis, scales[axis])]
+    between = [axis for axis in partial if axis not in split]
+    extents = [read.shape[axis] if axis in between else extent for axis, extent in enumerate(region.shape)]
     for axis in split:
         extents[axis] = int(scales[axis]) * read.shape[axis]
     if site.has(2) and site.shape(2) != (0,):
-        resized = LocalNode("Resize", (Input(0), None, ConstantOperand(np.array(scales, np.float32))), attributes)
+        here = np.array([1 if axis in between else scale for axis, scale in enumerate(scales)], np.float32)
+        resized = LocalNode("Resize", (Input(0), None, ConstantOperand(here)), attributes)
     else:
         resized = LocalNode("Resize", (Input(0), None, None, integers(*extents)), attributes)
     starts = [spatial_interval(site, region, axis).start - int(scales[axis]) * read.axes[axis].hull.start for axis in split]
-    return cropped((resized,), region, {axis: (start, extents[axis]) for axis, start in zip(split, starts, strict=True)})
+    kept = region
+    for axis in between:
+        kept = kept.replace(axis, read.axes[axis])
+    nodes = cropped((resized,), kept, {axis: (start, extents[axis]) for axis, start in zip(split, starts, strict=True)})
+    for axis in between:
+        nodes = (*nodes, *_interpolated(site, region, read, axis, scales[axis], len(nodes)))
+    return nodes
+
+
+def _interpolated(site: Site, region: ShapeMap, read: ShapeMap, axis: int, scale: float, number: int) -> tuple[LocalNode, ...]:
+    """Return nodes that make a tile's range of an axis of what the last of so many nodes has made: both elements beside, weighted."""
+    tile, held = spatial_interval(site, region, axis), read.axes[axis].hull
+    places = _places(site, axis, scale)[tile.start : tile.stop].clip(held.start, held.stop - 1)
+    first = places.astype(np.int64)
+    second = np.minimum(first + 1, held.stop - 1)
+    shape = [-1 if other == axis else 1 for other in range(region.rank)]
+    share = np.where(first == second, np.float32(0.5), places - first.astype(np.float32)).reshape(shape)
+    nodes = []
+    for elements, weights in ((first, np.float32(1) - share), (second, share)):
+        nodes.append(LocalNode("Gather", (Result(number - 1), ConstantOperand(elements - held.start)), {"axis": axis}))
+        nodes.append(LocalNode("Mul", (Result(number + len(nodes) - 1), ConstantOperand(weights))))
+    return *nodes, LocalNode("Add", (Result(number + 1), Result(number + 3)))
 
 
 register(OperatorRule(describe_concat, localize_concat), "Concat")

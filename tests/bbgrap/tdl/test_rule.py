@@ -162,6 +162,28 @@ def test_scales_count_and_not_the_ratio_of_extents():
     assert by_size.describe().splittable_axes == (0, 1)
 
 
+@pytest.mark.parametrize("transform", ["half_pixel", "pytorch_half_pixel", "asymmetric", "align_corners"])
+@pytest.mark.parametrize(("scale", "size"), [(1.6, None), (None, (700, 7)), (None, (333, 9)), (0.7, None), (0.4, None)])
+def test_pictures_are_resized_in_pieces_by_any_factor(transform, scale, size):
+    """As detectors do first: as near to the whole as its own rounding, also where places are large."""
+    x = np.random.default_rng(0).standard_normal((1, 1, 640, 5), np.float32)
+    operands = (None, np.array([1, 1, *size])) if size else (np.array([1, 1, scale, scale], np.float32),)
+    whole = Whole(Case("Resize", (x, None, *operands), {"mode": "linear", "coordinate_transformation_mode": transform}, frozenset((2, 3))))
+    assert whole.describe().splittable_axes == (0, 1, 2, 3)
+    rows, columns = whole.output.shape[2:]
+    for row, column in [((0, 200), (0, columns)), ((200, rows), (1, columns)), ((rows - 1, rows), (0, 1)), ((0, rows), (1, 2))]:
+        local = whole.localize(ShapeMap.of((0, 1), (0, 1), row, column))
+        np.testing.assert_allclose(run_local(whole.case, local)[0], whole.output[:, :, slice(*row), slice(*column)], rtol=0, atol=2e-6)
+    assert len(whole.localize(ShapeMap.of((0, 1), (0, 1), (0, 200), (0, columns))).reads[0].axes[2]) < 510
+
+
+def test_a_resized_map_is_as_infinite_in_pieces():
+    x = np.full((1, 1, 4, 1), np.inf, np.float32)
+    whole = Whole(Case("Resize", (x, None, None, np.array([1, 1, 6, 1])), {"mode": "linear"}, frozenset((3,))))
+    local = whole.localize(ShapeMap.of((0, 1), (0, 1), (5, 6), (0, 1)))
+    np.testing.assert_array_equal(run_local(whole.case, local)[0], whole.output[:, :, 5:])
+
+
 def test_a_contiguous_cut_inside_a_unit_is_a_slice():
     whole = Whole(Case("Flatten", (np.arange(24, dtype=np.float32).reshape(1, 4, 6),), {"axis": 1}))
     local = whole.localize(ShapeMap.of((0, 1), (5, 15)))
