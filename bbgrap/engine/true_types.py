@@ -21,7 +21,7 @@ import numpy as np
 from bbgrap.engine.cache_shapes import CACHING, cached_shapes
 from bbgrap.engine.sessions import declared_type, make_session
 from bbgrap.errors import ModelError
-from bbgrap.graph.lower import empty_to_constant, unique_name
+from bbgrap.graph.lower import empty_to_constant, skip_overwritten, unique_name
 from bbgrap.graph.onnx_io import OnnxModel, to_graph, weights_of, write_graph
 from bbgrap.graph.onnx_types import UNKNOWN
 from bbgrap.graph.types import STORABLE, Attribute, DType, Graph, Node, TensorType, Weight
@@ -69,7 +69,7 @@ def typed_graph(model: OnnxModel, *, hides_sizes: bool = False, known: Mapping[s
         unknown = [name for name, kind in graph.types.items() if kind.shape is None and name not in {*asked, *graph.inputs}]
         found = _declared_by_runtime(graph, seen, unknown) if unknown else {}
         if not found:
-            return empty_to_constant(plain_slopes(graph))
+            return empty_to_constant(skip_overwritten(plain_slopes(graph)))
         # From shapes more may follow, here and there; of what nobody knows a shape, the type alone is taken.
         told = {name: kind for name, kind in found.items() if kind.shape is not None and name not in declared}
         if not told:

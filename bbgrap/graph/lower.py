@@ -8,7 +8,8 @@
 - Optional outputs that nobody reads are left out: exporters name all outputs of an LSTM, whatever the model uses.
 - A graph output that is a weight gets an `Identity`: every output is then a graph input or the output of a node.
 
-Once shapes are known for sure, `empty_to_constant` does one more: a value without elements is a constant, so nobody computes or sends it.
+Once shapes are known for sure, two more are done: a value without elements is a constant, so nobody computes or sends it
+(`empty_to_constant`), and what overwrites everything is what it writes (`skip_overwritten`).
 """
 
 from __future__ import annotations
@@ -98,6 +99,29 @@ def empty_to_constant(graph: Graph) -> Graph:
     nodes = tuple(replace(node, inputs=tuple(stand_in.get(name, name) for name in node.inputs)) for node in graph.nodes)
     types = {**graph.types, **{name: weight.type for name, weight in weights.items()}}
     return _without_unread(replace(graph, nodes=nodes, weights={**graph.weights, **weights}, types=types))
+
+
+def skip_overwritten(graph: Graph) -> Graph:
+    """Let readers of a `ScatterND` that overwrites everything, in order, read its updates: so exporters write an assignment to all places.
+
+    Only where shapes are those that a run makes.
+    """
+    wires = {
+        node.name: replace(node, op="Identity", inputs=node.inputs[2:], attributes={}) for node in graph.nodes if _overwrites(graph, node)
+    }
+    nodes = tuple(wires.get(node.name, node) for node in graph.nodes)
+    return _without_unread(remove_wires(replace(graph, nodes=nodes))) if wires else graph
+
+
+def _overwrites(graph: Graph, node: Node) -> bool:
+    if node.op != "ScatterND" or node.domain or node.attributes.get("reduction", "none") != "none":
+        return False
+    shape, places = graph.types[node.inputs[0]].shape, graph.constant(node.inputs[1])
+    if shape is None or places is None or graph.types[node.inputs[2]].shape != shape or not places.size:
+        return False
+    depth = places.shape[-1]
+    counts = (np.arange(size).reshape(-1, *[1] * (depth - axis - 1)) for axis, size in enumerate(shape[:depth]))
+    return places.shape[:-1] == shape[:depth] and all(bool((places[..., axis] == count).all()) for axis, count in enumerate(counts))
 
 
 def drop_unread_outputs(graph: Graph) -> Graph:

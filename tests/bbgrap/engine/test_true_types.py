@@ -202,6 +202,28 @@ def test_a_file_that_declares_wrong_shapes_is_not_believed(tmp_path: Path) -> No
     assert graph.types["y"].shape == (3, 2)
 
 
+@pytest.mark.parametrize(
+    ("what", "places", "stays"),
+    [
+        ("every element", np.moveaxis(np.indices((3, 4)), 0, -1), False),
+        ("every row", np.arange(3).reshape(3, 1), False),
+        ("rows the other way round", np.arange(3)[::-1].reshape(3, 1), True),
+        ("counted from the end", np.arange(-3, 0).reshape(3, 1), True),
+        ("one row twice", np.array([[0], [1], [1]]), True),
+    ],
+)
+def test_what_overwrites_everything_is_what_it_writes(what: str, places: np.ndarray, stays: bool, tmp_path: Path) -> None:
+    """As exporters write an assignment to all places: it cannot be cut itself."""
+    nodes = [
+        helper.make_node("Relu", ["x"], ["old"]),
+        helper.make_node("Neg", ["x"], ["new"]),
+        helper.make_node("ScatterND", ["old", "places", "new"], ["z"]),
+        helper.make_node("Exp", ["z"], ["y"]),
+    ]
+    path = save(tmp_path, nodes, [3, 4], {"places": places.astype(np.int64)})
+    assert (load_graph(path, {}).nodes[-2].op == "ScatterND") is stays, what
+
+
 def test_a_dimension_of_minus_one_is_free(tmp_path: Path) -> None:
     path = save(tmp_path, [helper.make_node("Relu", ["x"], ["y"])], [-1, 3])
     assert load_graph(path, {"x": (5, 3)}).types["y"].shape == (5, 3)
