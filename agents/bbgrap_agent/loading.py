@@ -34,6 +34,8 @@ _TRIAL_S = 5.0
 _WARM_UP_S = 1.0
 """How long the first run of a segment may take that nobody asked for: all other models wait to be loaded. Chosen: the first request of
 what takes longer is hardly slower for touching its memory."""
+_GIVE_BACK_BYTES = 32 << 20
+"""After so many bytes of weights were loaded, freed memory is given back. Chosen: it takes some milliseconds each time."""
 
 _log = logging.getLogger("bbgrap.agent")
 
@@ -52,11 +54,11 @@ def load(
         if hashlib.sha256(model.skeleton).hexdigest() != model.digest:
             raise ModelError(f"segment '{model.name}': its content has another digest; it was damaged on the way")
     shared = shared or SharedSegments()
-    before = shared.made
+    before, freed = shared.made, _Freed()
     loader = SegmentLoader(
         lambda model: _weights_of(model, store),
-        lambda model: _load_segment(model, store, threads),
-        lambda compiler, boundary, model: _load_compiled(compiler, boundary, model, threads),
+        lambda model: freed.after(model, _load_segment(model, store, threads)),
+        lambda compiler, boundary, model: freed.after(model, _load_compiled(compiler, boundary, model, threads)),
         lambda model: _load_segment(model, store, threads, optimize=False),
         shared,
     )
@@ -89,6 +91,21 @@ def load(
         tells, _ = reading_of(deploy.further)
         reading = Deployment(deploy.epoch, tells, (), names, addresses, SlicePlan(tells), fingerprints)
     return deployment(loaded, deployment(further), reading)
+
+
+class _Freed:
+    """The memory that loading frees, segment by segment: a node has room for the copies of its largest one, not for those of all."""
+
+    def __init__(self) -> None:
+        self._bytes = 0
+
+    def after(self, model: SegmentModel, made: Segment) -> Segment:
+        """Return what was made of a segment; now and then, what that has freed is given back."""
+        self._bytes += model.weight_bytes
+        if self._bytes >= _GIVE_BACK_BYTES:
+            self._bytes = 0
+            _give_back_memory()
+        return made
 
 
 def _give_back_memory() -> None:
