@@ -16,6 +16,10 @@ _OPSET_BY_MINOR = {22: 22, 23: 23, 24: 25}
 _NEWEST_OPSET = 26
 """Highest opset by onnxruntime's minor version, measured (1.22 to 1.31); later ones accept at least the last."""
 
+OWN_BYTES = 128 << 20
+"""What an agent's two processes take before they hold any weight. Measured: 105 MB once they have measured the machine, and what is on its
+way comes on top."""
+
 
 def introduce(name: str, threads: int, data_address: str) -> Join:
     """Return the first message of this agent, but for its profile; zero threads mean one per core it may use."""
@@ -40,9 +44,9 @@ def max_opset(version: str) -> int:
 
 
 def memory_limit(root: Path = Path("/")) -> int:
-    """Return the bytes of memory this process may use: the machine's, or its container's if that is less."""
+    """Return the bytes of memory that plans may fill: the machine's, or its container's, but for what an agent itself takes."""
     total: int = psutil.virtual_memory().total
-    return min(total, memory_bytes(root) or total)
+    return max(1, min(total, memory_bytes(root) or total) - OWN_BYTES)
 
 
 def cores_to_use(root: Path = Path("/")) -> int:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from bbgrap_agent.introduction import cores_to_use, memory_limit
+from bbgrap_agent.introduction import OWN_BYTES, cores_to_use, memory_limit
 
 from bbgrap.doctor.cgroups import memory_bytes, processors
 
@@ -30,8 +30,13 @@ def tree(root, cgroup, files):
 def test_the_least_limit_above_counts(tmp_path):
     root = tree(tmp_path, "0::/a/b\n", {"a/b/memory.max": "max", "a/memory.max": "3000", "memory.max": "max", "a/b/cpu.max": "max 100000"})
     assert memory_bytes(root) == 3000
-    assert memory_limit(root) == 3000
+    assert memory_limit(root) == 1
     assert processors(root) is None
+
+
+def test_what_an_agent_itself_takes_is_not_there_for_plans(tmp_path):
+    root = tree(tmp_path, "0::/a\n", {"a/memory.max": str(600 << 20), "memory.max": "max"})
+    assert memory_limit(root) == (600 << 20) - OWN_BYTES
 
 
 def test_processor_time_is_a_part_of_cores(tmp_path):
@@ -63,7 +68,7 @@ def test_a_container_sees_its_own_group_as_the_root(tmp_path):
 @pytest.mark.parametrize("cgroup", ["", "0::/../x\n", "nonsense\n"])
 def test_without_limits_it_is_the_machine(tmp_path, cgroup):
     root = tree(tmp_path, cgroup, {})
-    assert memory_limit(root) == psutil.virtual_memory().total
+    assert memory_limit(root) == psutil.virtual_memory().total - OWN_BYTES
     assert cores_to_use(root) == len(os.sched_getaffinity(0))
 
 
