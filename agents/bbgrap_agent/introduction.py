@@ -7,7 +7,8 @@ from pathlib import Path
 import onnxruntime
 import psutil
 
-from bbgrap.doctor.cgroups import memory_bytes, processors
+from bbgrap.compiler.memory import AGENT_BYTES
+from bbgrap.doctor.cgroups import memory_bytes, memory_group, processors
 from bbgrap.engine.sessions import usable_cores
 from bbgrap.protocol.messages import Join
 from bbgrap.protocol.version import VERSION
@@ -15,10 +16,6 @@ from bbgrap.protocol.version import VERSION
 _OPSET_BY_MINOR = {22: 22, 23: 23, 24: 25}
 _NEWEST_OPSET = 26
 """Highest opset by onnxruntime's minor version, measured (1.22 to 1.31); later ones accept at least the last."""
-
-OWN_BYTES = 128 << 20
-"""What an agent's two processes take before they hold any weight. Measured: 105 MB once they have measured the machine, and what is on its
-way comes on top."""
 
 
 def introduce(name: str, threads: int, data_address: str) -> Join:
@@ -34,6 +31,7 @@ def introduce(name: str, threads: int, data_address: str) -> Join:
         memory_bytes=memory_limit(),
         data_address=data_address,
         profile=None,
+        memory_group=memory_group(),
     )
 
 
@@ -46,7 +44,7 @@ def max_opset(version: str) -> int:
 def memory_limit(root: Path = Path("/")) -> int:
     """Return the bytes of memory that plans may fill: the machine's, or its container's, but for what an agent itself takes."""
     total: int = psutil.virtual_memory().total
-    return max(1, min(total, memory_bytes(root) or total) - OWN_BYTES)
+    return max(1, min(total, memory_bytes(root) or total) - AGENT_BYTES)
 
 
 def cores_to_use(root: Path = Path("/")) -> int:

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from bbgrap.cluster.types import COORDINATOR, ETHERNET, LOCAL, Cluster, Network, NodeProfile
+from bbgrap.compiler.memory import AGENT_BYTES
 from bbgrap.control.coordinator_events import RoutingId
 from bbgrap.control.coordinator_instructions import CoordinatorInstruction, Log, ToAgent
 from bbgrap.control.coordinator_settings import Settings
@@ -271,12 +272,19 @@ class Members:
         member = self.by_name.get(name)
         if member is None:
             return 1 << 62
-        given = (profile.memory_bytes for profile in (self.overrides.get(name), member.join.profile) if profile is not None)
-        sharing = sum(other.machine == member.machine for other in self.by_name.values())
-        return next(filter(None, given), 0) or member.join.memory_bytes // sharing or 1 << 62
+        return self._memory_among(member, self.by_name.values()) or 1 << 62
 
-    def profile_of(self, member: Member) -> NodeProfile:
-        """Return what planning should know of an agent."""
+    def _memory_among(self, member: Member, others: Iterable[Member]) -> int:
+        """Return what an agent may fill where only these others share its memory, each with processes of its own; 0: it has not said."""
+        given = (profile.memory_bytes for profile in (self.overrides.get(member.name), member.join.profile) if profile is not None)
+        if (known := next(filter(None, given), 0)) or not (said := member.join.memory_bytes):
+            return known
+        group = member.machine, member.join.memory_group
+        sharing = sum((other.machine, other.join.memory_group) == group for other in others)
+        return max(1, (said + AGENT_BYTES) // sharing - AGENT_BYTES)
+
+    def _profile_among(self, member: Member, others: Iterable[Member]) -> NodeProfile:
+        """Return what planning over an agent and others should know of it."""
         join = member.join
         known = self.known_of(member) or NodeProfile(join.name)
         return replace(
@@ -284,7 +292,7 @@ class Members:
             name=join.name,
             cores=known.cores or join.cores,
             threads=known.threads or join.threads,
-            memory_bytes=known.memory_bytes or join.memory_bytes,
+            memory_bytes=self._memory_among(member, others),
         )
 
     def cluster(self, members: tuple[Member, ...]) -> Cluster:
@@ -296,7 +304,10 @@ class Members:
         machines = [member.machine for member in members]
         on = next((member.name for member, machine in zip(members, machines, strict=True) if machine == here), "")
         nodes = tuple(
-            replace(self.profile_of(member), machine="" if self._has_links_by_hand(member) or machines.count(machine) == 1 else machine)
+            replace(
+                self._profile_among(member, members),
+                machine="" if self._has_links_by_hand(member) or machines.count(machine) == 1 else machine,
+            )
             for member, machine in zip(members, machines, strict=True)
         )
         # What those by hand leave out is still one machine's, if there is no other.

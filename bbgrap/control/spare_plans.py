@@ -55,9 +55,9 @@ class SparePlans:
         return done
 
     def _beside(self, cluster: Cluster, members: tuple[Member, ...]) -> Cluster:
-        """Return the agents with the memory that is left beside what they have loaded."""
+        """Return the agents with the memory that is left beside what they have loaded, and what the lost one still takes of a machine."""
         left = (
-            max(1, round(node.memory_bytes - ROOM * self.loading.loaded_bytes(member.name))) if node.memory_bytes else node.memory_bytes
+            max(1, round(self.members.memory_of(member.name) - ROOM * self.loading.loaded_bytes(member.name))) if node.memory_bytes else 0
             for node, member in zip(cluster.nodes, members, strict=True)
         )
         return replace(cluster, nodes=tuple(replace(node, memory_bytes=size) for node, size in zip(cluster.nodes, left, strict=True)))

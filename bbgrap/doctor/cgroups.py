@@ -42,9 +42,22 @@ def folders_of(controller: str, root: Path = _ROOT) -> list[Path]:
 
 def memory_bytes(root: Path = _ROOT) -> int | None:
     """Return the bytes this process's groups may use; None without a limit."""
+    return min((limit for limit, _ in _memory_limits(root)), default=None)
+
+
+def memory_group(root: Path = _ROOT) -> str:
+    """Return what tells the group that limits this process's memory from others of this machine; "" if it is the machine's."""
+    limit, folder = min(_memory_limits(root), default=(0, root))
+    if not limit or limit >= psutil.virtual_memory().total:
+        return ""
+    found = folder.stat()  # in name spaces of their own, groups have equal paths
+    return f"{found.st_dev}:{found.st_ino}"
+
+
+def _memory_limits(root: Path) -> list[tuple[int, Path]]:
     files = ("memory.max", "memory.limit_in_bytes")
-    limits = [_number(folder / file) for folder in folders_of("memory", root) for file in files]
-    return min((limit for limit in limits if limit is not None), default=None)
+    limits = [(_number(folder / file), folder) for folder in folders_of("memory", root) for file in files]
+    return [(limit, folder) for limit, folder in limits if limit is not None]
 
 
 def room_bytes(root: Path = _ROOT, most: int = 1 << 62) -> int:

@@ -30,7 +30,7 @@ from bbgrap.protocol.limits import (
 from bbgrap.runtime.recording import Record
 from bbgrap.runtime.schedule import Schedule
 
-PROTOCOL_VERSION = 10
+PROTOCOL_VERSION = 11
 
 BytesLike = bytes | memoryview
 Chunk = Annotated[tuple[BytesLike, ...], Payload(frames=1, frame_bytes=MAX_CHUNK_BYTES)]
@@ -66,7 +66,8 @@ class Peer:
 class Join:
     """The first word of an agent, repeated until it is answered; `holds` are the epochs that it has loaded from an earlier membership.
 
-    `fingerprint` is that of the certificate that its data plane shows; "" where it is plain.
+    `fingerprint` is that of the certificate that its data plane shows; "" where it is plain. Agents of one machine share `memory_bytes` if
+    their `memory_group`, which limits it, is the same; "" is the whole machine.
     """
 
     name: Name
@@ -80,6 +81,7 @@ class Join:
     profile: NodeProfile | None
     holds: tuple[int, ...] = ()
     fingerprint: Name = ""
+    memory_group: Name = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from bbgrap.cluster.types import COORDINATOR, LOCAL, Link, LinkProfile, NodeProfile
+from bbgrap.compiler.memory import AGENT_BYTES
 from bbgrap.control.coordinator_settings import Settings
 from bbgrap.control.membership import Members
 from bbgrap.control.saved_state import SavedState
@@ -29,22 +30,38 @@ def test_the_memory_that_an_agent_may_take_outlives_measuring():
     members = Members(SETTINGS, SavedState())
     members.join(b"a", replace(introduction("a"), profile=NodeProfile("a", memory_bytes=5)), 0.0)
     members.measured["a"] = NodeProfile("a", cores=2, memory_bytes=1000)
-    (member,) = members.alive()
-    assert (members.profile_of(member).memory_bytes, members.profile_of(member).cores) == (5, 2)
+    (node,) = members.cluster(members.alive()).nodes
+    assert (node.memory_bytes, node.cores) == (5, 2)
+
+
+def planned_memory(members: Members) -> list[int]:
+    return [node.memory_bytes >> 20 for node in members.cluster(members.alive()).nodes]
 
 
 def test_agents_of_one_machine_share_its_memory_unless_told_otherwise():
     members = Members(SETTINGS, SavedState())
     for name, address in {"a": "tcp://10.0.0.2:5", "b": "tcp://10.0.0.2:6", "c": "tcp://10.0.0.3:5"}.items():
-        members.join(name.encode(), replace(introduction(name), data_address=address, memory_bytes=1000), 0.0)
-    assert [members.memory_of(name) for name in "abc"] == [500, 500, 1000]
-    members.overrides["a"] = NodeProfile("a", memory_bytes=700)
+        members.join(name.encode(), replace(introduction(name), data_address=address, memory_bytes=1000 << 20), 0.0)
+        members.measured[name] = NodeProfile(name, memory_bytes=2000 << 20)
+    half = 500 - (AGENT_BYTES >> 21)
+    assert [members.memory_of(name) >> 20 for name in "abc"] == planned_memory(members) == [half, half, 1000]
+    members.overrides["a"] = NodeProfile("a", memory_bytes=700 << 20)
     members.overrides["b"] = NodeProfile("b", cores=3)
-    members.measured["c"] = NodeProfile("c", memory_bytes=2000)
-    assert [members.memory_of(name) for name in "abc"] == [700, 500, 1000]
+    assert [members.memory_of(name) >> 20 for name in "abc"] == planned_memory(members) == [700, half, 1000]
     members.remove(members.by_name["a"], "Leave")
-    assert members.memory_of("b") == 1000
+    assert members.memory_of("b") >> 20 == 1000
     assert members.memory_of("a") > 1 << 60
+
+
+def test_agents_of_one_machine_that_are_limited_by_themselves_share_no_memory():
+    members = Members(SETTINGS, SavedState())
+    for name, group in {"a": "1:5", "b": "1:6", "c": "1:6", "d": ""}.items():
+        join = replace(introduction(name), data_address=f"tcp://head:{ord(name)}", memory_bytes=1000 << 20, memory_group=group)
+        members.join(name.encode(), join, 0.0)
+    half = 500 - (AGENT_BYTES >> 21)
+    assert planned_memory(members) == [1000, half, half, 1000]
+    rest = tuple(member for member in members.alive() if member.name != "c")
+    assert [node.memory_bytes >> 20 for node in members.cluster(rest).nodes] == [1000] * 3, "so it is planned for when 'c' is lost"
 
 
 def test_links_that_nobody_gave_by_hand_are_local_if_all_are_on_one_machine():

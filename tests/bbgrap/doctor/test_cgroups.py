@@ -8,9 +8,10 @@ from pathlib import Path
 
 import psutil
 import pytest
-from bbgrap_agent.introduction import OWN_BYTES, cores_to_use, memory_limit
+from bbgrap_agent.introduction import cores_to_use, memory_limit
 
-from bbgrap.doctor.cgroups import memory_bytes, processors
+from bbgrap.compiler.memory import AGENT_BYTES
+from bbgrap.doctor.cgroups import memory_bytes, memory_group, processors
 
 GROUPS = Path("/sys/fs/cgroup")
 
@@ -36,7 +37,18 @@ def test_the_least_limit_above_counts(tmp_path):
 
 def test_what_an_agent_itself_takes_is_not_there_for_plans(tmp_path):
     root = tree(tmp_path, "0::/a\n", {"a/memory.max": str(600 << 20), "memory.max": "max"})
-    assert memory_limit(root) == (600 << 20) - OWN_BYTES
+    assert memory_limit(root) == (600 << 20) - AGENT_BYTES
+
+
+def test_groups_that_limit_memory_are_told_apart(tmp_path):
+    limits = {"pod/memory.max": str(600 << 20), "pod/a/memory.max": "max", "pod/b/memory.max": str(100 << 20)}
+    a, b = (tree(tmp_path / name, f"0::/pod/{name}\n", limits) for name in "ab")
+    assert memory_group(a) == memory_group(a) != memory_group(b)
+    (a / "proc/self/cgroup").write_text("0::/pod\n")
+    pod = memory_group(a)
+    (a / "proc/self/cgroup").write_text("0::/pod/a\n")
+    assert memory_group(a) == pod
+    assert memory_group(tree(tmp_path / "c", "0::/pod\n", {"pod/memory.max": "max"})) == ""
 
 
 def test_processor_time_is_a_part_of_cores(tmp_path):
@@ -68,7 +80,7 @@ def test_a_container_sees_its_own_group_as_the_root(tmp_path):
 @pytest.mark.parametrize("cgroup", ["", "0::/../x\n", "nonsense\n"])
 def test_without_limits_it_is_the_machine(tmp_path, cgroup):
     root = tree(tmp_path, cgroup, {})
-    assert memory_limit(root) == psutil.virtual_memory().total - OWN_BYTES
+    assert memory_limit(root) == psutil.virtual_memory().total - AGENT_BYTES
     assert cores_to_use(root) == len(os.sched_getaffinity(0))
 
 
