@@ -116,6 +116,8 @@ class _Leaving:
         plan = variant.plan
         if plan.is_standby:
             return plan.is_used(self._now) and not self._has_another(variant)
+        if variant.away and plan is self._newcomer:
+            return False  # who waits for the plan shall not wait for the one who is away
         return plan.is_wanted and (variant.job == plan.latest or variant in plan.serving)
 
     def _has_another(self, copy: Variant) -> bool:

@@ -65,12 +65,12 @@ def weighing(made, top, nbytes):
     return ce.Planned(made.job, tuple(variants))
 
 
-def wire_with_memory(nbytes):
-    """Two agents that may use so many bytes."""
-    wire = joined_wire("a", "b")
+def wire_with_memory(nbytes, names=("a", "b")):
+    """Agents that may use so many bytes."""
+    wire = joined_wire(*names)
     wire.standby = lambda job: weighing(standby_of(job), dict(job.top)["y"], WEIGHT_BYTES)
     wire.plan = lambda job: weighing(plan_of(job), dict(job.options.top)["y"], WEIGHT_BYTES // 2)
-    for name in ("a", "b"):
+    for name in names:
         wire.call(lambda number, name=name: c.SetProfile(number, NodeProfile(name, memory_bytes=nbytes)))
     wire.settle()
     return wire
@@ -169,3 +169,14 @@ def test_a_new_model_does_not_wait_behind_those_that_a_new_worker_loads_again(mo
     wire.deliver_all()
     first, *_ = wire.coordinator.standbys.by_model[standby_key(MODEL, (), (("y", 10),))].variants
     assert list(first.parts) == [place]
+
+
+def test_a_plan_over_those_that_are_left_takes_the_place_of_the_one_that_waits_for_the_other():
+    wire = wire_with_memory(6 * WEIGHT_BYTES, ("a", "b", "c"))
+    wire.standby = lambda job: weighing(standby_of(job), dict(job.top)["y"], 10 * WEIGHT_BYTES)
+    wire.plan = lambda job: weighing(plan_of(job), dict(job.options.top)["y"], 6 * WEIGHT_BYTES // len(job.cluster.nodes))
+    assert use(wire, 1, wait=True) == ("a", "b", "c")
+    wire.crash(wire.agent("c"))
+    wire.wait(2.0)
+    assert prepare(wire, 1).agents == ("a", "b")
+    assert packed(wire) == 3 * WEIGHT_BYTES, "with the other, it would be more than these agents have"
