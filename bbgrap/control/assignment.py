@@ -87,7 +87,7 @@ class RequestAssigner:
             # The state is there: it waits for that rather than computing it anew.
             return home if home.queue.has_room and not home.suspects and self._may_take(home, request) else None
         mine = [v for v in plan.open_variants if self._may_take(v, request)] if plan.serves else []
-        has_copies = plan.standby is not None and bool(plan.standby.variants) and not plan.standby.quarantine
+        has_copies = plan.standby is not None and any(not v.away for v in plan.standby.variants) and not plan.standby.quarantine
         standby = () if plan.helper is None else plan.helper.open_variants
         copies = [v for v in standby if self._may_take(v, request)]
         if (tried := self._tried_on(plan.helper)) is not None:

@@ -180,3 +180,17 @@ def test_a_plan_over_those_that_are_left_takes_the_place_of_the_one_that_waits_f
     wire.wait(2.0)
     assert prepare(wire, 1).agents == ("a", "b")
     assert packed(wire) == 3 * WEIGHT_BYTES, "with the other, it would be more than these agents have"
+
+
+def test_a_request_that_lost_the_plan_and_its_only_standby_runs_on_the_next_plan():
+    wire = wire_with_memory(6 * WEIGHT_BYTES)
+    wire.add_agent("c")  # has room for the standby
+    wire.settle()
+    wire.standby = lambda job: weighing(standby_of(job), dict(job.top)["y"], 10 * WEIGHT_BYTES)
+    wire.plan = lambda job: weighing(plan_of(job), dict(job.options.top)["y"], 6 * WEIGHT_BYTES // len(job.cluster.nodes))
+    assert use(wire, 1, wait=True) == ("a", "b", "c")
+    wire.crash(wire.agent("c"))
+    key = prepare(wire, 1).plan
+    call = wire.call(lambda number: c.RunModel(number, key, 30.0, (), ()))
+    wire.until_answered(call)
+    assert isinstance(wire.answer(call), c.RunResult)
