@@ -326,8 +326,8 @@ class ServedPlan:
             self.latest = max(ready)
 
     def is_used(self, now: float) -> bool:
-        """Whether it was asked for lately."""
-        return now - self.asked <= IN_USE_S
+        """Whether it was asked for lately, or what was asked for waits."""
+        return bool(self.waiting) or now - self.asked <= IN_USE_S
 
     def is_asked(self, now: float) -> None:
         """Note that it is asked for, and its model with it."""

@@ -7,21 +7,25 @@ import pytest
 
 from bbgrap.control import coordinator_events as ce
 from bbgrap.control import coordinator_instructions
+from bbgrap.control.plans import IN_USE_S
 from bbgrap.planners.options import PlanOptions
 from bbgrap.protocol import client_messages as c
 from tests.bbgrap.control.tiny_plans import plan_of, standby_of
-from tests.bbgrap.control.wire import joined_wire
+from tests.bbgrap.control.wire import joined_wire, prepare_message
 
 AUTO = PlanOptions(planner="auto")
 
 
-def large_wire(*names, plan=plan_of):
+def large_wire(*names, plan=plan_of, wait=True):
     wire = joined_wire(*names, options=AUTO)
     made = standby_of(coordinator_instructions.StartStandby(1, ()))
     large = replace(made.variants[0], report={"planner": "standby", "memory_bytes": 1 << 50})
     wire.standby = lambda job: ce.Planned(job.job, (large,))
     wire.plan = plan
-    wire.prepare()
+    if wait:
+        wire.prepare()
+    else:
+        wire.call(lambda number: replace(prepare_message(number, AUTO), wait=False))
     wire.settle()
     for _ in range(40):
         wire.pass_time(0.1)
@@ -33,6 +37,17 @@ def report(wire):
     call = wire.prepare()
     wire.settle()
     return json.loads(wire.answer(call).report)
+
+
+def test_a_request_that_waits_for_a_plan_for_long_gets_one_over_those_that_are_left():
+    wire = large_wire("a", "b", "c", plan=lambda job: None if len(job.cluster.nodes) == 3 else plan_of(job), wait=False)
+    call = wire.run(deadline_s=300.0)
+    for _ in range(int(5 * (IN_USE_S + 2))):
+        wire.pass_time(0.2)
+        wire.deliver_all()
+    wire.crash(wire.agent("c"))
+    wire.until_answered(call)
+    assert isinstance(wire.answer(call), c.RunResult)
 
 
 @pytest.mark.parametrize("lost", ["a", "b", "c"])
