@@ -7,12 +7,17 @@ every deployment, so they are sent and kept once.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from bbgrap.graph.types import Array, TensorType
+from bbgrap.graph.types import Array, DType, TensorType
 from bbgrap.runtime.joined_requests import JoinedInput
 from bbgrap.runtime.schedule import Schedule, reading_of
+
+
+def packed_bytes(weights: Iterable[TensorType]) -> int:
+    """Return the bytes of weights as kernels pack them: float16 as float32, for hardly a processor has kernels for it."""
+    return sum(kind.nbytes * (2 if kind.dtype is DType.FLOAT16 else 1) for kind in weights)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +48,7 @@ class SegmentModel:
     @property
     def weight_bytes(self) -> int:
         """Bytes of its weights, as kernels pack them."""
-        return sum(ref.type.nbytes for ref in self.weights.values())
+        return packed_bytes(ref.type for ref in self.weights.values())
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,8 +17,8 @@ from typing import Any
 
 import onnxruntime as ort
 
-from bbgrap.compiler.artifacts import Artifacts, DeviceArtifacts, SegmentModel, WeightRef
-from bbgrap.compiler.memory import standby_bytes
+from bbgrap.compiler.artifacts import Artifacts, DeviceArtifacts, SegmentModel, WeightRef, packed_bytes
+from bbgrap.compiler.memory import LEAST_STANDBY_BYTES
 from bbgrap.compiler.sequences import for_sequences
 from bbgrap.control.planned_variant import PlannedVariant
 from bbgrap.engine.joined_requests import joinings_of
@@ -90,7 +90,7 @@ def standby_of(path: Path, state: Sequence[tuple[str, str]] = (), top: Sequence[
         with ending_after(_TRIAL_S):
             joinings = joinings_of(model, taken, state, lambda names, feeds: caller(session, order, names)([feeds[n] for n in order]))
         artifacts = for_sequences(artifacts, program([name for name, _ in state], kept), joinings)
-    return PlannedVariant(STANDBY, artifacts, _report(model, artifacts.devices[0].weight_bytes))
+    return PlannedVariant(STANDBY, artifacts, _report(model, artifacts.devices[0]))
 
 
 def _opened(path: Path, data: bytes, weights: Mapping[str, Array]) -> ort.InferenceSession:
@@ -134,14 +134,15 @@ def _wholes(buffers: tuple[int, ...]) -> tuple[LocalPart, ...]:
     return tuple(LocalPart(buffer, None) for buffer in buffers)
 
 
-def _report(model: OnnxModel, weight_bytes: int) -> dict[str, Any]:
+def _report(model: OnnxModel, device: DeviceArtifacts) -> dict[str, Any]:
+    kinds = {ref.digest: ref.type for segment in device.segments for ref in segment.weights.values()}
     return {
         "schema": 1,
         "planner": STANDBY,
         "model": model.name,
         "agents": [],
         "nodes_used": [],
-        "weight_bytes": weight_bytes,
-        "memory_bytes": standby_bytes(weight_bytes),
+        "weight_bytes": device.weight_bytes,
+        "memory_bytes": device.weight_bytes + packed_bytes(kinds.values()) + LEAST_STANDBY_BYTES,
         "changed": [],
     }

@@ -225,6 +225,15 @@ def test_weights_are_known_by_content_and_stay_outside_whatever_form_they_have(t
     assert segment.whole
 
 
+def test_weights_of_16_bits_are_counted_as_they_are_while_they_are_loaded(tmp_path):
+    big = normal(7, 64, 64).astype(np.float16)
+    nodes = [node("Cast", "x", "h", to=TensorProto.FLOAT16), node("MatMul", "h w", "a"), node("Cast", "a", "y", to=TensorProto.FLOAT)]
+    path = written(tmp_path / "m.onnx", nodes, [of("x", ["N", 64])], [of("y", None)], {"w": big})
+    report = standby_of(path).report
+    assert report["weight_bytes"] == big.nbytes
+    assert report["memory_bytes"] == 3 * big.nbytes + LEAST_STANDBY_BYTES, "it is there beside what becomes float32"
+
+
 def test_weights_in_files_beside_the_model(tmp_path):
     path = written(tmp_path / "m.onnx", [CONV], [of("x", FREE)], [of("a", None)], {"w": normal(0, 16, 4, 3, 3)})
     onnx.save(onnx.load(path), tmp_path / "outside.onnx", save_as_external_data=True, location="outside.bin", size_threshold=0)
