@@ -21,9 +21,9 @@ from bbgrap.runtime.schedule import Schedule, last_reads, writes_of
 LEAST_STANDBY_BYTES = 64 << 20
 """What a standby takes besides its weights: activations of small inputs, and onnxruntime's own. Chosen."""
 
-AGENT_BYTES = 128 << 20
-"""What an agent's two processes take before they hold any weight. Measured: 105 MB once they have measured the machine, and what is on its
-way comes on top."""
+AGENT_BYTES = 192 << 20
+"""What an agent's two processes take besides the weights. Measured: 105 MiB once they have measured the machine. What is on its way, and
+what loading has freed and not given back, come on top: with 128 MiB a plan that filled a container of 1,100 MiB ended the worker."""
 
 WEIGHT_COPIES = 2
 """How often a model's weights are in memory while it is loaded whole. Chosen, near what was measured."""
