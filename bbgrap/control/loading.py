@@ -129,7 +129,9 @@ class Loading:
             variant.away = dict.fromkeys(variant.parts, now)
             if variant.away:
                 variant.tracker.move("agent away")
-        plan.policy.begin({v.epoch: v.median_s for v in stored.variants if v.median_s})
+        plan.policy.begin(
+            {v.epoch: v.median_s for v in sorted(stored.variants, key=lambda v: len(self.by_epoch[v.epoch].parts)) if v.median_s}
+        )
 
     def advance(self, plan: ServedPlan, now: float) -> list[CoordinatorInstruction]:
         """Begin to load the variants of a plan whose agents load no other one of it, and be the host of those that are loaded."""

@@ -163,7 +163,8 @@ class SyntheticRequests:
             text = f"{', '.join(repr(variant.name) for variant in ready)} of {plan.called} serve"
             return [*self._serve(plan), Log(text, event="serves", model=plan.model, epoch=plan.number)]
         chooses = plan.options is not None and plan.options.planner == AUTO
-        contenders = plan.open_variants if chooses else ready
+        # Of two that are as fast, the one over fewer agents: what the others do besides does not delay it.
+        contenders = sorted(plan.open_variants if chooses else ready, key=lambda variant: len(variant.parts))
         if len(contenders) == 1:
             plan.policy.serve(contenders[0].epoch)
             only = contenders[0]

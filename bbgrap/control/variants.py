@@ -138,9 +138,13 @@ class LowestLatency:
         self._settle(self.medians, epoch)
 
     def begin(self, medians: Mapping[int, float]) -> None:
-        """Let the fastest variant serve; if nothing could be timed, compare with the first live requests, every second one."""
+        """Let the fastest variant serve, or the first of those that are hardly slower; they stand in the order in which they are preferred.
+
+        If nothing could be timed, compare with the first live requests, every second one.
+        """
         if medians:
-            self._settle({**self.medians, **medians}, min(medians, key=lambda epoch: medians[epoch]))
+            least = min(medians.values())
+            self._settle({**self.medians, **medians}, next(epoch for epoch, took in medians.items() if (1 - GAIN) * took <= least))
         else:
             self._share = 2
             self._compare()

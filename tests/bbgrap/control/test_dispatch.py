@@ -67,6 +67,15 @@ def test_variants_are_timed_before_the_answer_and_the_fastest_serves(both, alone
     assert served(wire, 5) == [nodes] * 5
 
 
+@pytest.mark.parametrize(("both", "nodes"), [(0.098, ALONE), (0.09, BOTH)])
+def test_several_machines_serve_only_where_they_are_faster_than_one(both, nodes):
+    wire = timed_wire(both, 0.1)
+    assert served(wire, 3) == [nodes] * 3
+    wire.restart_coordinator()
+    wire.wait(2.0)
+    assert served(wire, 3) == [nodes] * 3
+
+
 def test_a_plan_without_alternatives_is_not_timed():
     wire = ready_wire("a", "b", seconds={BOTH: 1.0})
     assert wire.now == 0.0

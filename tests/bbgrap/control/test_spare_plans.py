@@ -17,7 +17,7 @@ AUTO = PlanOptions(planner="auto")
 
 
 def large_wire(*names, plan=plan_of, wait=True):
-    wire = joined_wire(*names, options=AUTO)
+    wire = joined_wire(*names, options=AUTO, seconds={(name,): 0.001 for name in names})
     made = standby_of(coordinator_instructions.StartStandby(1, ()))
     large = replace(made.variants[0], report={"planner": "standby", "memory_bytes": 1 << 50})
     wire.standby = lambda job: ce.Planned(job.job, (large,))

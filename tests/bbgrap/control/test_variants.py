@@ -142,6 +142,11 @@ def test_the_best_of_the_rest_serves_when_a_variant_is_lost():
     assert policy.choose([InFlightQueue(2, 2), InFlightQueue(3, 2)], 0.0).epoch == 3
 
 
+@pytest.mark.parametrize(("second", "serving"), [(0.96, 1), (0.94, 2), (1.0, 1), (1.04, 1)])
+def test_of_variants_that_are_as_fast_the_first_serves(second, serving):
+    assert started({1: 1.0, 2: second}, (2, 1)).serving == serving
+
+
 def stream(speeds, in_flight, count, measured=None):
     """Play a stream of requests over variants that work on one request at a time; returns how many each did, and how long it took."""
     policy, queues = LeastFinishTime(), [InFlightQueue(epoch, 2) for epoch in range(len(speeds))]
