@@ -383,7 +383,7 @@ class ServedPlan:
             return next(reason for _, reason in self.failed.values())
         if away := self.who_is_away():
             return away
-        return "the plan's links are being tried" if self.variants else "too few requests came with these shapes for a plan"
+        return "the plan's links are being tried" if self.variants else "a plan is made when more requests come with these shapes"
 
     def who_is_away(self) -> str:
         """Return which agents keep variants from serving, in words; empty if there are none."""
