@@ -151,7 +151,7 @@ def describe_transpose(site: Site) -> Description | None:
 def resize_scales(site: Site) -> tuple[float, ...] | None:
     """Return the true scale of every axis, or None where it is only known at run time or depends on all extents at once.
 
-    Given scales count, not the ratio of the extents: 5 by 2.1 gives 10, but is no doubling.
+    Given scales count, not the ratio of the extents: 5 by 2.1 gives 10, but is no doubling. But what keeps its shape is copied.
     """
     shape = site.shape(0)
     if site.has(2) and site.shape(2) != (0,):
@@ -159,6 +159,8 @@ def resize_scales(site: Site) -> tuple[float, ...] | None:
         if given is None:
             return None
         scales = [1.0] * len(shape)
+        if shape == site.output_shape:
+            return tuple(scales)
         for axis, scale in zip(site.integers("axes", range(len(shape))), given.tolist(), strict=True):
             scales[axis] = scale
         return tuple(scales)
@@ -265,6 +267,9 @@ def localize_resize(site: Site, region: ShapeMap, reads: Reads) -> tuple[LocalNo
     partial = [axis for axis, scale in enumerate(scales) if scale != 1 and any(part.shape[axis] != whole[axis] for part, whole in pieces)]
     split = [axis for axis in partial if _is_by_blocks(site, axis, scales[axis])]
     between = [axis for axis in partial if axis not in split]
+    if between:  # of the others, those that keep their extent: onnxruntime would take the rest for a copy
+        kept = (axis for axis, scale in enumerate(scales) if scale != 1 and 1 < site.shape(0)[axis] == site.output_shape[axis])
+        between += [axis for axis in kept if axis not in partial]
     extents = [read.shape[axis] if axis in between else extent for axis, extent in enumerate(region.shape)]
     for axis in split:
         extents[axis] = int(scales[axis]) * read.shape[axis]
@@ -274,10 +279,10 @@ def localize_resize(site: Site, region: ShapeMap, reads: Reads) -> tuple[LocalNo
     else:
         resized = LocalNode("Resize", (Input(0), None, None, integers(*extents)), attributes)
     starts = [spatial_interval(site, region, axis).start - int(scales[axis]) * read.axes[axis].hull.start for axis in split]
-    kept = region
+    made = region
     for axis in between:
-        kept = kept.replace(axis, read.axes[axis])
-    nodes = cropped((resized,), kept, {axis: (start, extents[axis]) for axis, start in zip(split, starts, strict=True)})
+        made = made.replace(axis, read.axes[axis])
+    nodes = cropped((resized,), made, {axis: (start, extents[axis]) for axis, start in zip(split, starts, strict=True)})
     for axis in between:
         nodes = (*nodes, *_interpolated(site, region, read, axis, scales[axis], len(nodes)))
     return nodes

@@ -1,5 +1,7 @@
 """When a node has a description, what a local piece looks like, and what is refused."""
 
+import itertools
+
 import numpy as np
 import pytest
 
@@ -175,6 +177,19 @@ def test_pictures_are_resized_in_pieces_by_any_factor(transform, scale, size):
         local = whole.localize(ShapeMap.of((0, 1), (0, 1), row, column))
         np.testing.assert_allclose(run_local(whole.case, local)[0], whole.output[:, :, slice(*row), slice(*column)], rtol=0, atol=2e-6)
     assert len(whole.localize(ShapeMap.of((0, 1), (0, 1), (0, 200), (0, columns))).reads[0].axes[2]) < 510
+
+
+@pytest.mark.parametrize("transform", ["half_pixel", "pytorch_half_pixel", "asymmetric", "align_corners"])
+@pytest.mark.parametrize("rows", [6, 3])
+def test_what_keeps_its_extent_or_its_shape_is_resized_in_pieces_as_in_the_whole(transform, rows):
+    """onnxruntime copies what keeps its shape, whatever scales say: a piece whose other axis keeps its extent was copied."""
+    x = np.random.default_rng(0).standard_normal((2, 1, rows, 3), np.float32)
+    attributes = {"mode": "linear", "coordinate_transformation_mode": transform}
+    whole = Whole(Case("Resize", (x, None, np.array([1, 1, 1.25, 1.25], np.float32)), attributes, frozenset((2,))))
+    assert whole.output.shape == (2, 1, rows + (rows == 6), 3)
+    for row, column in itertools.product([(0, 2), (1, 3), (0, rows)], [(0, 1), (1, 3), (0, 3)]):
+        local = whole.localize(ShapeMap.of((0, 1), (0, 1), row, column))
+        np.testing.assert_allclose(run_local(whole.case, local)[0], whole.output[:1, :, slice(*row), slice(*column)], rtol=0, atol=2e-6)
 
 
 def test_a_resized_map_is_as_infinite_in_pieces():
