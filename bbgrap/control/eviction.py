@@ -82,7 +82,7 @@ def make_room(loading: Loading, coming: Mapping[str, Incoming], newcomer: Served
     return [
         instruction
         for v in going.values()
-        for instruction in (Log(f"'{v.name}' (epoch {v.epoch}) released, to make room on {names}"), *loading.release(v))
+        for instruction in (Log(f"'{v.name}' (epoch {v.epoch}) released, to make room on {names}"), *loading.lose(v))
     ]
 
 

@@ -318,6 +318,16 @@ class Loading:
 
     # --- ending -----------------------------------------------------------------------------------------------------------------
 
+    def lose(self, variant: Variant) -> list[CoordinatorInstruction]:
+        """Release a variant that its plan may miss: what is left of its job is no plan for its world, unless of that one is faster."""
+        plan, medians = variant.plan, variant.plan.policy.medians
+        left = [other for other in plan.variants if other.job == variant.job and other is not variant]
+        slower_than = medians.get(variant.epoch, 0.0)
+        if plan.is_stream or not any(medians.get(other.epoch, float("inf")) < slower_than for other in left):
+            for other in left:
+                other.world = ""
+        return self.release(variant)
+
     def release(self, variant: Variant) -> list[CoordinatorInstruction]:
         """Forget a variant everywhere; nothing may run on it."""
         plan = variant.plan

@@ -58,27 +58,28 @@ class RequestRecovery:
         return done
 
     def lose_variant(self, variant: Variant, node: str, reason: str, now: float) -> list[CoordinatorInstruction]:
-        """Go on without a variant that a node cannot load; without any left of its job, there is no plan for its world."""
+        """Go on without a variant that a node cannot load; if its plan misses it, there is none for its world for a while."""
         plan = variant.plan
         text = f"'{variant.name}' of {plan.called} is given up: {reason}"
         told = Log(text, event="given up", node=node, model=plan.model, epoch=variant.epoch)
         done: list[CoordinatorInstruction] = [told, *self.drop(variant)]
+        left = [other for other in plan.variants if other.job == variant.job]
         if plan.is_standby:
             plan.refusals[node] += 1
             if plan.refusals[node] >= MAX_DEATHS:
                 plan.refused[node] = reason
                 plan.wait(now)
-        elif not any(other.job == variant.job for other in plan.variants):
+        elif not any(other.world for other in left):
             # A worker that ended while it loaded need not end again: once is no reason to refuse what waits.
             plan.refusals[node] += 1
-            if plan.refusals[node] >= MAX_DEATHS:
+            if left or plan.refusals[node] >= MAX_DEATHS:
                 plan.fails(variant.world, Fault.EXECUTION, reason, now)
         return done
 
     def drop(self, variant: Variant) -> list[CoordinatorInstruction]:
         """Release a variant; what runs on it runs again elsewhere."""
         _, done = self.take_back(variant)
-        return [*done, *self._loading.release(variant)]
+        return [*done, *self._loading.lose(variant)]
 
     def hold(self, variant: Variant, name: str, now: float) -> list[CoordinatorInstruction]:
         """Take back what runs on a variant; it runs again when something is heard of an agent, or shortly."""

@@ -181,7 +181,9 @@ class SyntheticRequests:
         return [*self._serve(plan), Log(plan.measured_text(), event="serves", model=plan.model, epoch=plan.number)]
 
     def _serve(self, plan: ServedPlan) -> list[CoordinatorInstruction]:
-        plan.serves, plan.failures = True, 0
+        plan.serves = True
+        if not plan.failed:
+            plan.failures = 0
         # Who waited for its last synthetic request begins before that of another plan.
         self._release_turn(self._rest_until)
         self._loading.touch(plan)

@@ -1,0 +1,77 @@
+"""After something went wrong and is well again, the cluster is as good as it was: the same nodes serve, and nothing is left over."""
+
+import pytest
+
+from bbgrap.control import agent_events as ae
+from bbgrap.control import coordinator_events as ce
+from bbgrap.planners.options import PlanOptions
+from bbgrap.protocol import client_messages as c
+from bbgrap.protocol import messages
+from tests.bbgrap.control.wire import joined_wire
+
+AUTO = PlanOptions(planner="auto")
+A, BOTH, EVERY = ("a",), ("a", "b"), ("a", "b", "c")
+
+
+def plan_of(wire):
+    (plan,) = wire.coordinator.planning.plans.values()
+    return plan
+
+
+def goes_on(wire, seconds):
+    """Let a request run every second; the nodes of the variant that serves then."""
+    for _ in range(round(seconds)):
+        wire.wait(1.0)
+        call = wire.run()
+        wire.settle()
+        assert isinstance(wire.answer(call), c.RunResult)
+    (serving,) = plan_of(wire).serving
+    return tuple(serving.parts)
+
+
+def auto_wire(names, seconds):
+    """A wire with a plan of `auto` whose variants take that long, by their nodes."""
+    wire = joined_wire(*names, options=AUTO, seconds=seconds)
+    wire.prepare()
+    return wire
+
+
+def cut(wire, first, other):
+    """Break what is between two agents, and let one of them say so."""
+    wire.cut = {frozenset((first, other))}
+    wire.to_coordinator(ce.FromPeer(wire.agent(first).identity, messages.LinkBroken(f"tcp://{other}:1", "reset")))
+
+
+def load_badly(wire, times):
+    """Let `b` fail to load its part of a variant over both so often."""
+    left, carry = [None] * times, wire.carry_agent
+
+    def carry_agent(agent, instruction):
+        if isinstance(instruction, messages.Deploy) and len(instruction.peers) == 3 and agent.name == "b" and left:
+            left.pop()
+            wire.to_agent(agent, ae.DeploymentLoaded(instruction.epoch, 0.0, "out of memory"))
+        else:
+            carry(agent, instruction)
+
+    wire.carry_agent = carry_agent
+
+
+def test_after_a_link_was_cut_for_a_while_the_faster_variant_serves_again():
+    """What its plan had besides it stood for the agents, so that nothing was made anew, ever."""
+    wire = auto_wire(BOTH, {BOTH: 0.01, A: 0.02})
+    assert goes_on(wire, 2.0) == BOTH
+    cut(wire, "a", "b")
+    assert goes_on(wire, 10.0) == A
+    wire.cut = set()
+    assert goes_on(wire, 15.0) == BOTH
+
+
+@pytest.mark.parametrize(("times", "serves", "jobs"), [(1, BOTH, 0), (1000, A, 5)])
+def test_a_variant_that_could_not_be_loaded_is_tried_again_later_and_later(times, serves, jobs):
+    """It was given up for good where its plan had another one."""
+    wire = auto_wire(BOTH, {BOTH: 0.01, A: 0.02})
+    load_badly(wire, times)
+    assert goes_on(wire, 10.0) == serves
+    before = len(wire.jobs)
+    assert goes_on(wire, 90.0) == serves
+    assert len(wire.jobs) - before <= jobs
