@@ -129,9 +129,8 @@ class Loading:
             variant.away = dict.fromkeys(variant.parts, now)
             if variant.away:
                 variant.tracker.move("agent away")
-        plan.policy.begin(
-            {v.epoch: v.median_s for v in sorted(stored.variants, key=lambda v: len(self.by_epoch[v.epoch].parts)) if v.median_s}
-        )
+        known = dict(plan.policy.medians) | {v.epoch: v.median_s for v in stored.variants if v.median_s}
+        plan.policy.begin({epoch: known[epoch] for epoch in sorted(known, key=lambda epoch: len(self.by_epoch[epoch].parts))})
 
     def advance(self, plan: ServedPlan, now: float) -> list[CoordinatorInstruction]:
         """Begin to load the variants of a plan whose agents load no other one of it, and be the host of those that are loaded."""

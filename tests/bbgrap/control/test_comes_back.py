@@ -75,3 +75,15 @@ def test_a_variant_that_could_not_be_loaded_is_tried_again_later_and_later(times
     before = len(wire.jobs)
     assert goes_on(wire, 90.0) == serves
     assert len(wire.jobs) - before <= jobs
+
+
+def test_after_a_restart_of_the_coordinator_the_fastest_of_all_that_is_loaded_serves():
+    """The fastest of what was planned last did, for good."""
+    wire = auto_wire(BOTH, {BOTH: 0.01, A: 0.04, EVERY: 0.02})
+    assert goes_on(wire, 2.0) == BOTH
+    wire.add_agent("c")
+    assert goes_on(wire, 10.0) == BOTH
+    assert {tuple(variant.parts) for variant in plan_of(wire).variants} >= {BOTH, EVERY}
+    wire.restart_coordinator()
+    wire.wait(2.0)
+    assert goes_on(wire, 5.0) == BOTH
