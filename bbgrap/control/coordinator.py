@@ -234,7 +234,7 @@ class CoordinatorMachine:
                 self.loading.progressed(member, now)
                 return self.planning.fed(member, message.digest, message.received)
             case Deployed():
-                return self._on_deployed(member, message, now)
+                return [*self.blame.cleared(member, message.epoch, now), *self.loading.deployed(member, message.epoch, now)]
             case DeploymentFailed():
                 variant = self.loading.by_epoch.get(message.epoch)
                 if variant is None or member.name not in variant.parts:
@@ -273,13 +273,6 @@ class CoordinatorMachine:
                 if plan.waiting:
                     self.loading.touch(plan)
         return [*done, *self.recovery.forgotten(member, now)]
-
-    def _on_deployed(self, member: Member, message: Deployed, now: float) -> list[CoordinatorInstruction]:
-        variant = self.loading.by_epoch.get(message.epoch)
-        done = [*self.blame.cleared(member, message.epoch, now), *self.loading.deployed(member, message.epoch, now)]
-        if variant is not None and variant.is_ready and (variant.plan.is_standby or variant.plan.timed == variant.job):
-            done += self.loading.saved(variant.plan, variant.job)
-        return done
 
     def _on_deployment_failed(self, member: Member, variant: Variant, why: str, now: float) -> list[CoordinatorInstruction]:
         variant.tracker.move("DeploymentFailed")

@@ -61,6 +61,8 @@ class Loading:
         self.touched: dict[ServedPlan, None] = {}
         self.epochs = count(settings.first_epoch)
         self.traffic = Traffic()
+        self._saved: set[int] = set()
+        """The jobs that are kept over a restart."""
 
     def touch(self, plan: ServedPlan) -> None:
         """Look at a plan again before the event is over; at what is touched last first."""
@@ -131,6 +133,7 @@ class Loading:
                 variant.tracker.move("agent away")
         known = dict(plan.policy.medians) | {v.epoch: v.median_s for v in stored.variants if v.median_s}
         plan.policy.begin({epoch: known[epoch] for epoch in sorted(known, key=lambda epoch: len(self.by_epoch[epoch].parts))})
+        self._saved.add(stored.job)
 
     def advance(self, plan: ServedPlan, now: float) -> list[CoordinatorInstruction]:
         """Begin to load the variants of a plan whose agents load no other one of it, and be the host of those that are loaded."""
@@ -167,8 +170,11 @@ class Loading:
         if variant.hosted:
             return []
         variant.hosted = True
+        plan = variant.plan
+        kept = self.saved(plan, variant.job) if plan.is_standby or plan.timed == variant.job else []
         names, artifacts = ", ".join(peer.name for peer in variant.peers), variant.planned.artifacts
         return [
+            *kept,
             HostDeploy(variant.epoch, artifacts.host, variant.peers, artifacts.further, artifacts.reading),
             Log(
                 f"'{variant.name}' of {variant.plan.called} is ready on {names or 'no agent'}",
@@ -341,8 +347,13 @@ class Loading:
         self.touch(plan)
         living = self.members.living(variant.parts) if told else []
         done: list[CoordinatorInstruction] = [ToAgent(member.identity, Release(variant.epoch)) for member in living]
-        kept = any(other.job == variant.job for other in plan.variants) or (plan.is_standby and plan.planned)
-        return [*done, *([HostRelease(variant.epoch)] if variant.hosted else []), *([] if kept else [ForgetPlan(variant.job)])]
+        done += [HostRelease(variant.epoch)] if variant.hosted else []
+        if any(other.job == variant.job for other in plan.variants):
+            return [*done, *(self.saved(plan, variant.job) if variant.job in self._saved else [])]
+        if plan.is_standby and plan.planned:
+            return done
+        self._saved.discard(variant.job)
+        return [*done, ForgetPlan(variant.job)]
 
     def abandon(self, epoch: int, number: int, patience_s: float = PATIENCE_S) -> list[CoordinatorInstruction]:
         """Forget a request everywhere it may run; a worker that does not leave it within `patience_s` is ended."""
@@ -363,4 +374,5 @@ class Loading:
         variants = tuple(StoredVariant(v.epoch, v.nodes, medians.get(v.epoch, 0.0), v.place) for v in group)
         why = plan.quarantine if plan.is_condemned else ""
         world, address = next((variant.world for variant in group), ""), self.settings.place
+        self._saved.add(job)
         return [SavePlan(StoredPlan(job, plan.key, plan.model, plan.shapes, plan.options, world, address, variants, why))]

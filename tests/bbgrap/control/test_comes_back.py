@@ -87,3 +87,18 @@ def test_after_a_restart_of_the_coordinator_the_fastest_of_all_that_is_loaded_se
     wire.restart_coordinator()
     wire.wait(2.0)
     assert goes_on(wire, 5.0) == BOTH
+
+
+def test_what_was_released_is_not_loaded_again_after_a_restart_of_the_coordinator():
+    wire = auto_wire(BOTH, {BOTH: 0.02, A: 0.01})
+    assert goes_on(wire, 2.0) == A
+    machine = wire.coordinator
+    (gone,) = (variant for variant in plan_of(wire).variants if tuple(variant.parts) == BOTH)
+    for instruction in machine.recovery.drop(gone):
+        wire.carry_coordinator(instruction)
+    wire.settle()
+    wire.restart_coordinator()
+    wire.wait(2.0)
+    assert goes_on(wire, 3.0) == A
+    assert {tuple(variant.parts) for variant in plan_of(wire).variants} == {A}
+    assert len(wire.jobs) == 1, "what was slower is not missed"
