@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from statistics import median
 
@@ -12,16 +13,25 @@ KEPT = 7
 """Times that are kept of either."""
 
 
+NodesTime = tuple[tuple[str, ...], float]
+"""The nodes that a request ran on, by name, and how long it took, in seconds."""
+
+
 @dataclass(slots=True)
 class PlanTrial:
-    """Times of a plan's requests that had the cluster to themselves, in seconds: on the standby, and on a scaled variant."""
+    """Times of a plan's requests that had the cluster to themselves: on copies of the standby, and on scaled variants."""
 
-    standby: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT))
-    scaled: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT))
+    standby: deque[NodesTime] = field(default_factory=lambda: deque(maxlen=KEPT))
+    scaled: deque[NodesTime] = field(default_factory=lambda: deque(maxlen=KEPT))
 
-    def verdict(self) -> str:
-        """Return why the scaled variant shall go; nothing if it may stay, or too little is known."""
-        if len(self.scaled) < TRIALS or not self.standby:
+    def verdict(self, nodes: tuple[str, ...], copies: Collection[tuple[str, ...]]) -> str:
+        """Return why a scaled variant on these nodes shall go; nothing if it may stay, or too little is known.
+
+        It is compared with the `copies` that are there: another one may have been on a faster node.
+        """
+        mine = [seconds for on, seconds in self.scaled if on == nodes]
+        others = [seconds for on, seconds in self.standby if on in copies]
+        if len(mine) < TRIALS or not others:
             return ""
-        mine, other = median(list(self.scaled)[1:]), median(list(self.standby)[1:] or self.standby)
-        return "" if mine <= other else f"requests took {1e3 * mine:.1f} ms on it, and {1e3 * other:.1f} ms on one node"
+        took, other = median(mine[1:]), median(others[1:] or others)
+        return "" if took <= other else f"requests took {1e3 * took:.1f} ms on it, and {1e3 * other:.1f} ms on one node"

@@ -79,17 +79,20 @@ def answer_more_at_once(copies: int, plan: ServedPlan) -> bool:
 
 def learn(plan: ServedPlan, variant: Variant, seconds: float, loading: Loading) -> list[CoordinatorInstruction]:
     """Learn from a request that ran alone whether a scaled variant is worth its place; one that is not goes."""
-    trial = plan.trial
+    trial, nodes = plan.trial, tuple(variant.parts)
     if variant.plan.is_standby:
-        trial.standby.append(seconds)
+        trial.standby.append((nodes, seconds))
     elif variant.is_scaled:
-        trial.scaled.append(seconds)
-    scaled = [v for v in plan.variants if v.is_scaled and not v.queue.running]
-    if not scaled or not (why := trial.verdict()):
+        trial.scaled.append((nodes, seconds))
+    copies = [] if plan.standby is None else [tuple(copy.parts) for copy in plan.standby.open_variants]
+    judged = {v: trial.verdict(tuple(v.parts), copies) for v in plan.variants if v.is_scaled and not v.queue.running}
+    scaled = [v for v, why in judged.items() if why]
+    if not scaled:
         return []
+    why = judged[scaled[0]]
     trial.scaled.clear()
     for slow in scaled:
-        plan.failed[slow.world] = Fault.PLAN, f"planner: {why}"
+        plan.failed[slow.world] = Fault.PLAN, f"planner: {judged[slow]}"
     return [
         Log(f"{plan.called}: a plan made like another is given up: {why}", event="given up", model=plan.model),
         *(i for v in scaled for i in loading.release(v)),

@@ -4,9 +4,12 @@ import pytest
 
 from bbgrap.control import agent_events as ae
 from bbgrap.control import coordinator_events as ce
+from bbgrap.control.plan_trial import TRIALS
+from bbgrap.control.planning import EARNED
 from bbgrap.planners.options import PlanOptions
 from bbgrap.protocol import client_messages as c
 from bbgrap.protocol import messages
+from tests.bbgrap.control.shapes import FIRST, SECOND, Story, planned
 from tests.bbgrap.control.wire import joined_wire
 
 AUTO = PlanOptions(planner="auto")
@@ -102,3 +105,23 @@ def test_what_was_released_is_not_loaded_again_after_a_restart_of_the_coordinato
     assert goes_on(wire, 3.0) == A
     assert {tuple(variant.parts) for variant in plan_of(wire).variants} == {A}
     assert len(wire.jobs) == 1, "what was slower is not missed"
+
+
+def test_a_scaled_plan_is_not_given_up_for_a_node_that_has_gone():
+    """It was compared with what the standby took there, and lost for good."""
+    story, rest = Story(alone=0.02), ("c", "d")
+    wire = story.wire
+    wire.seconds |= {("a", "b", *rest): 0.01, rest: 0.01, ("c",): 0.02, ("d",): 0.02}
+    for name in rest:
+        wire.add_agent(name)
+    wire.settle()
+    story.prepare(FIRST)
+    wire.seconds |= {A: 0.005, ("b",): 0.005}
+    assert story.served(SECOND, EARNED + 2 * TRIALS)[-1] in {A, ("b",)}, "they are faster, as long as they are there"
+    wire.plan = lambda job: planned(job) if job.bases or job.shapes["x"] == FIRST else ce.PlanFailed(job.job, c.Fault.PLAN, "not now")
+    for name in BOTH:
+        wire.crash(wire.agent(name))
+    for shape in (FIRST, FIRST, SECOND):
+        wire.wait(3.0)
+        story.served(shape, 2)
+    assert story.served(SECOND, 2 * TRIALS) == [rest] * 2 * TRIALS
