@@ -45,10 +45,11 @@ class SparePlans:
             if not rest:
                 done.append(Log(plan.leave_uncovered(name, "no other agent is there")))
                 continue
-            seen = self.members.cluster(rest)
-            if world_of(seen) in plan.failed or any(variant.world == world_of(seen) for variant in plan.variants):
-                continue
             names, places = tuple(m.name for m in rest), tuple(m.place for m in rest)
+            seen = self.members.cluster(rest)
+            # One that was made when other profiles were known covers the loss as well.
+            if world_of(seen) in plan.failed or any(tuple(there for there, _ in variant.nodes) == names for variant in plan.variants):
+                continue
             cluster = self._beside(seen, rest)
             plan.job = Job(next(self.loading.epochs), world_of(seen), names, places, spare_for=name)
             return [*done, StartPlanning(plan.job.number, plan.files, plan.shapes, cluster, plan.options)]

@@ -2,14 +2,16 @@
 
 import pytest
 
+from bbgrap.cluster.types import NodeProfile
 from bbgrap.control import agent_events as ae
 from bbgrap.control import coordinator_events as ce
 from bbgrap.control.plan_trial import TRIALS
 from bbgrap.control.planning import EARNED
 from bbgrap.planners.options import PlanOptions
 from bbgrap.protocol import client_messages as c
-from bbgrap.protocol import messages
+from bbgrap.protocol import inspection, messages
 from tests.bbgrap.control.shapes import FIRST, SECOND, Story, planned
+from tests.bbgrap.control.test_spare_plans import large_wire
 from tests.bbgrap.control.wire import joined_wire
 
 AUTO = PlanOptions(planner="auto")
@@ -125,3 +127,15 @@ def test_a_scaled_plan_is_not_given_up_for_a_node_that_has_gone():
         wire.wait(3.0)
         story.served(shape, 2)
     assert story.served(SECOND, 2 * TRIALS) == [rest] * 2 * TRIALS
+
+
+def test_profiles_that_change_leave_no_plans_for_losses_behind():
+    """Each change made one more for each loss, up to the most that agents have loaded."""
+    wire = large_wire(*EVERY)
+    loaded = len(plan_of(wire).variants)
+    for cores in (2, 4, 8):
+        wire.call(lambda n, cores=cores: c.SetProfile(n, NodeProfile("a", cores=cores)))
+        goes_on(wire, 1.0)
+        wire.call(lambda n: inspection.ForgetProfile(n, "a", measured=False))
+        goes_on(wire, 3.0)
+    assert len(plan_of(wire).variants) == loaded == 5
