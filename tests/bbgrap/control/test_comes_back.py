@@ -1,5 +1,9 @@
 """After something went wrong and is well again, the cluster is as good as it was: the same nodes serve, and nothing is left over."""
 
+import random
+from dataclasses import replace
+from itertools import combinations
+
 import pytest
 
 from bbgrap.cluster.types import NodeProfile
@@ -12,7 +16,7 @@ from bbgrap.protocol import client_messages as c
 from bbgrap.protocol import inspection, messages
 from tests.bbgrap.control.shapes import FIRST, SECOND, Story, planned
 from tests.bbgrap.control.test_spare_plans import large_wire
-from tests.bbgrap.control.wire import joined_wire
+from tests.bbgrap.control.wire import joined_wire, prepare_message
 
 AUTO = PlanOptions(planner="auto")
 A, BOTH, EVERY = ("a",), ("a", "b"), ("a", "b", "c")
@@ -139,3 +143,112 @@ def test_profiles_that_change_leave_no_plans_for_losses_behind():
         wire.call(lambda n: inspection.ForgetProfile(n, "a", measured=False))
         goes_on(wire, 3.0)
     assert len(plan_of(wire).variants) == loaded == 5
+
+
+NAMES = "abcd"
+STREAM = PlanOptions(planner="auto", objective="throughput")
+DISTURBANCES = ("crash", "crash", "start", "start", "move", "cut", "keys", "coordinator", "worker", "profile", "load", "wait", "wait")
+
+
+class Disturbed:
+    """A wire whose agents come and go, drawn with a seed; `names` are those that are there in the end."""
+
+    def __init__(self, seed):
+        self.rng = random.Random(seed)
+        self.names = NAMES[: self.rng.choice((2, 3, 3))]
+        self.options = self.rng.choice((AUTO, AUTO, PlanOptions(planner="rows"), STREAM))
+        sets = [nodes for count in range(1, 5) for nodes in combinations(NAMES, count)]
+        self.seconds = {nodes: self.rng.choice((0.01, 0.02, 0.04)) for nodes in sets}
+        self.wire = self.fresh()
+
+    def fresh(self):
+        wire = joined_wire(*self.names, options=self.options, seconds=self.seconds)
+        self.quiet(wire, 4.0)
+        return wire
+
+    def quiet(self, wire, seconds):
+        """Requests now and then; nothing goes wrong."""
+        until = wire.now + seconds
+        while wire.now < until:
+            for make in (wire.offer, lambda: wire.call(lambda n: replace(prepare_message(n, wire.options), wait=False)), wire.run):
+                call = make()
+                wire.until_answered(call)
+            assert isinstance(wire.answer(call), c.RunResult)
+            for _ in range(3):
+                wire.pass_time(0.2)
+                wire.settle()
+
+    def disturb(self):
+        wire, rng = self.wire, self.rng
+        name, what = rng.choice(self.names), rng.choice(DISTURBANCES)
+        agent = next((agent for agent in wire.agents.values() if agent.name == name), None)
+        match what:
+            case "crash" | "move" if agent is not None:
+                wire.crash(agent)
+            case "coordinator":
+                wire.restart_coordinator()
+            case "cut":
+                cut(wire, wire.add_agent(name).name if agent is None else name, rng.choice(self.names.replace(name, "")))
+            case "worker" if agent is not None:
+                wire.to_agent(agent, ae.WorkerDied("SIGKILL", 0, 0, 0, ended_by=messages.EndedBy.OUTSIDE))
+                wire.to_agent(agent, ae.WorkerReady(agent.machine.join))
+            case "load" if agent is not None and agent.loaded:
+                said = messages.DeploymentFailed(rng.choice(sorted(agent.loaded)), "out of memory")
+                wire.to_coordinator(ce.FromPeer(agent.identity, said))
+            case "profile":
+                wire.until_answered(wire.call(lambda n: c.SetProfile(n, NodeProfile(name, cores=2))))
+                self.wait()
+                wire.until_answered(wire.call(lambda n: inspection.ForgetProfile(n, name, measured=False)))
+            case "start" | "move" | "keys":
+                for other in list(wire.agents.values()) if what == "keys" else ():
+                    wire.crash(other)
+                self.wait()
+                self.start(rng.choice(("", "", "another key")))
+        self.wait()
+
+    def start(self, fingerprint=""):
+        for name in set(self.names) - {agent.name for agent in self.wire.agents.values()}:
+            self.wire.add_agent(name, fingerprint)
+
+    def wait(self):
+        for _ in range(self.rng.choice((0, 1, 5, 20))):
+            self.wire.pass_time(0.2)
+            self.wire.settle()
+        if self.rng.random() < 0.3 and self.wire.agents:
+            self.wire.run(1.0)
+
+    def heal(self):
+        self.wire.cut = set()
+        self.wire.pass_time(1.0)
+        self.start()
+        self.wire.settle()
+        self.quiet(self.wire, 25.0)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_whatever_was_disturbed_is_as_good_as_what_never_was(seed):
+    story = Disturbed(seed)
+    for _ in range(story.rng.choice((1, 2, 4, 8))):
+        story.disturb()
+    story.heal()
+    wire, fresh = story.wire, story.fresh()
+    told, jobs, number = len(wire.told), len(wire.jobs), next(wire.coordinator.loading.epochs)
+    story.quiet(wire, 5.0)
+    assert (len(wire.jobs) - jobs, wire.told[told:]) == (0, []), "something is planned, loaded or timed again and again"
+    assert next(wire.coordinator.loading.epochs) - number < 12, "synthetic requests go on and on"
+    plan, other = plan_of(wire), plan_of(fresh)
+
+    def served(plan):
+        return [story.seconds[tuple(variant.parts)] for variant in plan.serving]
+
+    assert min(served(plan)) <= min(served(other))
+    assert len(served(plan)) >= len(served(other))
+    assert len({name for copy in plan.standby.open_variants for name in copy.parts}) >= 2
+    assert (plan.failed, plan.quarantine, wire.coordinator.links.apart) == ({}, "", {})
+    loading = wire.coordinator.loading
+    assert {(v.tracker.state, *v.away, *v.suspects) for v in loading.by_epoch.values()} == {("ready",)}
+    assert len(plan.variants) <= 4 * len(other.variants)
+    for job, kept in wire.kept.items():
+        (of,) = {id(v.plan): v.plan for v in loading.by_epoch.values() if v.job == job}.values()
+        left = [(v.epoch, v.nodes) for v in of.variants if v.job == job]
+        assert [(v.epoch, v.nodes) for v in kept.variants] == left
