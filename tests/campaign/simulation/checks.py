@@ -13,7 +13,7 @@ from bbgrap.control.loading import RESEND_S
 from bbgrap.control.planning import NO_ROOM, ONE_NODE
 from bbgrap.control.plans import MAX_DEATHS, ServedPlan
 from bbgrap.control.scaled_plans import GROWTH, SEARCH_EVERY_S
-from bbgrap.control.variants import ROUNDS, TIMING_S, WARM_UP
+from bbgrap.control.variants import GAIN, ROUNDS, TIMING_S, WARM_UP
 from bbgrap.protocol import client_messages as c
 from bbgrap.protocol import messages as m
 from tests.campaign.simulation.clients import Outcome, Use
@@ -34,6 +34,15 @@ LONG_S = 10.0
 SOON_S = 0.35
 """Three heartbeats."""
 KILLERS = {"kill", "hang"}
+
+
+def _slower_than_known(plan: ServedPlan) -> float:
+    """Return by which part what serves a plan for latency takes longer than what is ready beside it, as was measured."""
+    serving, medians = plan.serving, plan.policy.medians
+    known = [medians[v.epoch] for v in plan.variants if v.takes_requests and v.epoch in medians]
+    if plan.policy.serving is None or len(serving) != 1 or serving[0].epoch not in medians:
+        return 0.0
+    return 1.0 - min(known) / medians[serving[0].epoch]
 
 
 class Checks:
@@ -168,6 +177,10 @@ class Checks:
         if not newest or not plan.serving or plan.timing is not None:
             state = [(v.epoch, v.tracker.state, sorted(v.pending), sorted(v.away), sorted(v.suspects)) for v in plan.variants]
             return f"no plan over all nodes serves; job {plan.job is not None}, failed {reasons}, {state}"
+        if plan.latest not in {v.job for v in newest}:
+            return f"what serves was not compared with what is there over all nodes: {plan.times()}"
+        if (slower := _slower_than_known(plan)) > GAIN:
+            return f"a variant that is slower by {slower:.0%} than another serves: {plan.times()}"
         epochs = {plan.latest, *(v.epoch for v in plan.variants)}
         answers = [answer for o in last if isinstance(answer := o.answers[0], c.RunResult)]
         return "" if any(answer.epoch in epochs for answer in answers) else "the plan is ready, but the last answers are of others"
