@@ -314,6 +314,7 @@ class Loading:
         plan = variant.plan
         nodes = tuple((name, self._place_of(name, place)) for name, place in variant.nodes)
         renewed = self.add(plan, variant.planned, nodes, variant.job, variant.world, now, variant.place)
+        renewed.is_spare = variant.is_spare
         plan.policy.renew(variant.epoch, renewed.epoch)
         return [*self.release(variant), *self.advance(plan, now)]
 

@@ -180,18 +180,12 @@ class Planning:
         return world not in plan.failed and not any(v.world == world for v in plan.variants)
 
     def _go_back(self, plan: ServedPlan, world: str, now: float) -> None:
-        """Take what an earlier job has made for this world for the newest, when its agents are back: it is timed, and serves if faster.
-
-        What came later, such as a plan for the loss of an agent, serves while it is the best of what is there.
-        """
+        """Take what another job has made for this world for the newest, when its agents are back: it is timed, and serves if faster."""
         if not plan.is_used(now) or plan.job is not None or plan.is_arriving or now < self._changed + SETTLE_S:
             return
-        here = {variant.job for variant in plan.variants if variant.world == world}
-        if plan.latest not in here:
-            back = [
-                variant.job for variant in plan.variants if variant.job in here and variant.job < plan.latest and variant.takes_requests
-            ]
-            plan.latest = max(back, default=plan.latest)
+        here = [variant for variant in plan.variants if variant.world == world and not variant.is_spare]
+        if all(variant.job != plan.latest for variant in here):
+            plan.latest = max((variant.job for variant in here if variant.takes_requests), default=plan.latest)
 
     def _is_before_standby(self, plan: ServedPlan, now: float) -> bool:
         """Whether the standby of a new plan is still made or loaded, which shall have the machine for itself for a while."""
@@ -319,7 +313,7 @@ class Planning:
             plan.latest = job.number
         nodes = list(zip(job.names, job.places, strict=True))
         for place, planned in enumerate(chosen):
-            self.loading.add(plan, planned, nodes, job.number, job.world, now, place)
+            self.loading.add(plan, planned, nodes, job.number, job.world, now, place).is_spare = bool(job.spare_for)
         return done
 
     def failed(self, plan: ServedPlan, event: PlanFailed, now: float) -> list[CoordinatorInstruction]:

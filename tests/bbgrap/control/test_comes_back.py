@@ -86,6 +86,18 @@ def test_a_variant_that_could_not_be_loaded_is_tried_again_later_and_later(times
     assert len(wire.jobs) - before <= jobs
 
 
+def test_agents_that_come_and_go_again_and_again_are_used_each_time():
+    """What had been gone back to when one went was not left when it came back."""
+    wire = auto_wire(BOTH, {BOTH: 0.02, A: 0.04, EVERY: 0.01})
+    assert goes_on(wire, 3.0) == BOTH
+    for _ in range(2):
+        wire.add_agent("c")
+        assert goes_on(wire, 8.0) == EVERY
+        wire.crash(wire.agent("c"))
+        assert goes_on(wire, 8.0) == BOTH
+    assert len(wire.jobs) == 2
+
+
 def test_after_a_restart_of_the_coordinator_the_fastest_of_all_that_is_loaded_serves():
     """The fastest of what was planned last did, for good."""
     wire = auto_wire(BOTH, {BOTH: 0.01, A: 0.04, EVERY: 0.02})
