@@ -130,8 +130,14 @@ class LowestLatency:
             self._trial = {}
 
     def best(self, epochs: Sequence[int]) -> int:
-        """Return which of these takes requests: the one that serves, or the fastest of them; there must be one."""
-        return self.serving if self.serving in epochs else min(epochs, key=lambda known: self.medians.get(known, float("inf")))
+        """Return which of these takes requests, one at least: the one that serves, unless another is known to be faster, or the fastest."""
+        fastest = min(epochs, key=self._takes)
+        if self.serving in epochs and not self._takes(fastest) <= (1 - GAIN) * self._takes(self.serving, 0.0):
+            return self.serving
+        return fastest
+
+    def _takes(self, epoch: int, unknown: float = float("inf")) -> float:
+        return self.medians.get(epoch, unknown)
 
     def serve(self, epoch: int) -> None:
         """Let a variant serve that nothing is known of."""
@@ -164,6 +170,8 @@ class LowestLatency:
         del now
         self._open = [queue.epoch for queue in queues]
         epoch = self.best(self._open)
+        if epoch != self.serving and self.serving in self._open:
+            self._settle(self.medians, epoch)
         mine = next(queue for queue in queues if queue.epoch == epoch)
         if self._trial is not None and not any(queue.running for queue in queues):
             self._turn += 1

@@ -147,6 +147,16 @@ def test_of_variants_that_are_as_fast_the_first_serves(second, serving):
     assert started({1: 1.0, 2: second}, (2, 1)).serving == serving
 
 
+@pytest.mark.parametrize(("faster", "serving"), [(0.5, 2), (0.98, 1)])
+def test_a_variant_that_is_known_to_be_faster_serves_once_it_is_there_again(faster, serving):
+    """One that was away while the others were timed was ready again, and never served."""
+    policy = started({1: 1.0, 2: faster}, (1, 2))
+    policy.serve(1)
+    queues = [InFlightQueue(1, 2), InFlightQueue(2, 2)]
+    assert policy.choose(queues[:1], 0.0) is queues[0]
+    assert policy.choose(queues, 0.0).epoch == policy.serving == serving
+
+
 def stream(speeds, in_flight, count, measured=None):
     """Play a stream of requests over variants that work on one request at a time; returns how many each did, and how long it took."""
     policy, queues = LeastFinishTime(), [InFlightQueue(epoch, 2) for epoch in range(len(speeds))]
