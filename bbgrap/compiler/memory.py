@@ -8,12 +8,12 @@ two halves. Arenas come on top, so it is an estimate from below.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from math import prod
 
 from bbgrap.cluster import Cluster
-from bbgrap.compiler.artifacts import Artifacts
-from bbgrap.graph import Graph
+from bbgrap.compiler.artifacts import Artifacts, packed_bytes
+from bbgrap.graph import Graph, TensorType
 from bbgrap.program.steps import Apply, Compute, DeviceProgram, Op, Program, reads_of
 from bbgrap.program.steps import writes_of as written_by
 from bbgrap.runtime.schedule import Schedule, last_reads, writes_of
@@ -24,9 +24,6 @@ LEAST_STANDBY_BYTES = 64 << 20
 AGENT_BYTES = 192 << 20
 """What an agent's two processes take besides the weights. Measured: 105 MiB once they have measured the machine. What is on its way, and
 what loading has freed and not given back, come on top: with 128 MiB a plan that filled a container of 1,100 MiB ended the worker."""
-
-WEIGHT_COPIES = 2
-"""How often a model's weights are in memory while it is loaded whole. Chosen, near what was measured."""
 
 
 def peak_bytes(schedule: Schedule) -> int:
@@ -99,9 +96,9 @@ def _peak_bytes(program: Program, device: DeviceProgram) -> int:
     return peak
 
 
-def standby_bytes(weights: int) -> int:
-    """Return about how many bytes a model takes whole, for any shape; `weights` are those of its weights."""
-    return WEIGHT_COPIES * weights + LEAST_STANDBY_BYTES
+def standby_bytes(weights: Collection[TensorType]) -> int:
+    """Return about how many bytes a model takes whole, for any shape: weights as they are and as kernels pack them, while it is loaded."""
+    return sum(kind.nbytes for kind in weights) + packed_bytes(weights) + LEAST_STANDBY_BYTES
 
 
 def overfull(cluster: Cluster, needed: tuple[int, ...]) -> tuple[str, ...]:

@@ -132,9 +132,9 @@ class LowestLatency:
     def best(self, epochs: Sequence[int]) -> int:
         """Return which of these takes requests, one at least: the one that serves, unless another is known to be faster, or the fastest."""
         fastest = min(epochs, key=self._takes)
-        if self.serving in epochs and not self._takes(fastest) <= (1 - GAIN) * self._takes(self.serving, 0.0):
-            return self.serving
-        return fastest
+        if self.serving not in epochs or self._takes(fastest) <= (1 - GAIN) * self._takes(self.serving, 0.0):
+            return fastest
+        return self.serving
 
     def _takes(self, epoch: int, unknown: float = float("inf")) -> float:
         return self.medians.get(epoch, unknown)

@@ -17,8 +17,8 @@ from typing import Any
 
 import onnxruntime as ort
 
-from bbgrap.compiler.artifacts import Artifacts, DeviceArtifacts, SegmentModel, WeightRef, packed_bytes
-from bbgrap.compiler.memory import LEAST_STANDBY_BYTES
+from bbgrap.compiler.artifacts import Artifacts, DeviceArtifacts, SegmentModel, WeightRef
+from bbgrap.compiler.memory import standby_bytes
 from bbgrap.compiler.sequences import for_sequences
 from bbgrap.control.planned_variant import PlannedVariant
 from bbgrap.engine.joined_requests import joinings_of
@@ -143,6 +143,6 @@ def _report(model: OnnxModel, device: DeviceArtifacts) -> dict[str, Any]:
         "agents": [],
         "nodes_used": [],
         "weight_bytes": device.weight_bytes,
-        "memory_bytes": device.weight_bytes + packed_bytes(kinds.values()) + LEAST_STANDBY_BYTES,
+        "memory_bytes": standby_bytes(kinds.values()),
         "changed": [],
     }
