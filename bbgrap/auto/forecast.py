@@ -20,8 +20,8 @@ from bbgrap.compiler.predict import Predictor
 from bbgrap.costmodel.timeline import LANES, Timeline, plain_timeline
 from bbgrap.costmodel.ways import WayLoad, loads
 from bbgrap.graph import Graph
-from bbgrap.graph.dynamic_ranges import forms_of
 from bbgrap.planners.bbgrap import all_descriptions
+from bbgrap.planners.forms import forms_of
 from bbgrap.planners.options import PlanOptions
 from bbgrap.planners.pieces import Pieces
 from bbgrap.planners.single import plan_whole
@@ -42,7 +42,7 @@ SHOWN_SPANS = 5_000
 class Forecast:
     """The predictions for one compiled plan; `found` says what planner `auto` saw, if it was the planner.
 
-    `whole` is the graph of a machine that has the whole model, where the plan is of another form of it (`bbgrap.graph.dynamic_ranges`).
+    `whole` is the graph of a machine that has the whole model, where the plan is of another form of it (`bbgrap.planners.forms`).
     """
 
     compiled: Compiled

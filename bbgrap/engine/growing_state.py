@@ -19,9 +19,9 @@ from bbgrap.compiler.sequences import for_sequences
 from bbgrap.engine.prepare import PreparedVariant, fit
 from bbgrap.errors import BbgrapError, PlanError
 from bbgrap.graph import Graph
-from bbgrap.graph.dynamic_ranges import form_with
 from bbgrap.graph.state import counts_words, grows, with_growth, with_state
 from bbgrap.planners.bbgrap import all_descriptions
+from bbgrap.planners.forms import form_with
 from bbgrap.planners.options import PlanOptions
 from bbgrap.planners.plan import Plan
 from bbgrap.planners.scale import scaled

@@ -21,8 +21,8 @@ from bbgrap.control.planned_variant import SCALED_FROM, PlannedVariant
 from bbgrap.engine.variants import beside, is_guarded, lacks_of, serves_streams, variant_of, whole_on_each
 from bbgrap.errors import PlanError
 from bbgrap.graph import Graph
-from bbgrap.graph.dynamic_ranges import form_with, forms_of
 from bbgrap.planners.bbgrap import all_descriptions
+from bbgrap.planners.forms import form_with, forms_of
 from bbgrap.planners.options import AUTO, CLOCK_FACTOR, PlanOptions, Split
 from bbgrap.planners.pieces import Pieces
 from bbgrap.planners.plan import Plan, Tile, verify_plan
@@ -159,7 +159,7 @@ def _attempts(cluster: Cluster, options: PlanOptions) -> Iterator[tuple[str, Pla
 def plan_graph(graph: Graph, cluster: Cluster, options: PlanOptions) -> Forecast:
     """Plan a loaded model and optimise its program.
 
-    Of a model whose dynamic quantizers can be cut, both forms are planned, in half of the time each; the faster plan is returned.
+    Of a model that has two forms, both are planned, in half of the time each; the faster plan is returned.
 
     Raises:
         PlanError: if no plan exists.

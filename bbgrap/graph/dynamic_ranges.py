@@ -13,7 +13,6 @@ for all numbers but NaN. It reads x three times instead of twice, so a machine t
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from dataclasses import replace
 
 from bbgrap.graph.lower import trimmed, unique_name
@@ -25,16 +24,9 @@ _OUTPUTS = 3
 _ENDS = 2
 
 
-def forms_of(graph: Graph) -> tuple[Graph, ...]:
-    """Return a graph as it is, and with the ranges of its dynamic quantizers apart, if it has any that can be."""
-    apart = _RangesApart(graph).run()
-    return (graph,) if apart is None else (graph, apart)
-
-
-def form_with(graph: Graph, nodes: Collection[str]) -> Graph:
-    """Return the form of a graph that has nodes of just these names; the graph itself if there is none."""
-    wanted = set(nodes)
-    return next((form for form in forms_of(graph) if form.node_by_name.keys() == wanted), graph)
+def with_ranges_apart(graph: Graph) -> Graph:
+    """Return a graph with the ranges of its dynamic quantizers apart; the same graph if it has none that can be."""
+    return _RangesApart(graph).run()
 
 
 class _RangesApart:
@@ -46,8 +38,8 @@ class _RangesApart:
         self._types: dict[str, TensorType] = dict(graph.types)
         self._names: dict[str, None] = dict.fromkeys((*graph.types, *graph.node_by_name))
 
-    def run(self) -> Graph | None:
-        """Return the other form; None where nothing is to be rewritten."""
+    def run(self) -> Graph:
+        """Return the other form; the same graph where nothing is to be rewritten."""
         for node in self._graph.nodes:
             if (node.domain, node.op) == _QUANTIZER and len([name for name in node.outputs if name]) == _OUTPUTS and self._is_known(node):
                 self._quantizer(node.name, node.inputs[0], node.outputs)
@@ -56,7 +48,7 @@ class _RangesApart:
             else:
                 self._nodes.append(node)
         if len(self._nodes) == len(self._graph.nodes):
-            return None
+            return self._graph
         return replace(self._graph, nodes=tuple(self._nodes), types=self._types)
 
     def _is_known(self, node: Node) -> bool:

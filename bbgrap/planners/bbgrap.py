@@ -7,7 +7,7 @@ channels (features) of every layer with weights; for `inputs` its input channels
 direction does not reach is computed
     (a) by output features over all nodes, if it is a product whose weights are heavy: reading them is then the work;
     (b) as partial results, each node's of its own rows, if it reduces the direction (a global pool) to less than half of what it reads;
-    (c) by every node for itself, if it is a few numbers that follow from partial results: these go to all nodes then, and nothing back;
+    (c) by every node with a part of them for itself, if it is a few numbers that follow from partial results: nothing then comes back;
     (d) whole on one node otherwise, the one with the largest share.
 Which regions the machines need of each other is not decided here: it follows from the tiles, back to front (`bbgrap.compiler.build`).
 """
@@ -49,6 +49,9 @@ RENAMING = frozenset({"Reshape", "Flatten", "Squeeze", "Unsqueeze", "Concat"})
 FEW_NUMBERS = 8
 """So many elements cost nothing to compute on every node: a range, scale and zero point of a whole tensor have two and one. Chosen."""
 
+FEW_FACTORS = 4096
+"""As many if they are factors of maps, as one for each channel is: some 6 µs, where an exchange takes 290. Chosen."""
+
 Axes = tuple[int | None, ...]
 """Per direction (one, or two for a grid) the axis of a value that it runs along, or None."""
 
@@ -62,15 +65,16 @@ def feature_axis(node: Node, rank: int) -> int | None:
 
 def plan_bbgrap(graph: Graph, cluster: Cluster, options: PlanOptions, descriptions: Descriptions) -> Tiles:
     """Plan every node of a graph over a cluster along `options.split`."""
-    follower = _Follower(graph, cluster, options)
+    follower = _Follower(graph, cluster, options, _factors_of_maps(graph, descriptions))
     return {node.name: follower.tiles(node, descriptions[node.name]) for node in graph.nodes}
 
 
 class _Follower:
     """Follows the directions through the graph, node by node in topological order."""
 
-    def __init__(self, graph: Graph, cluster: Cluster, options: PlanOptions) -> None:
+    def __init__(self, graph: Graph, cluster: Cluster, options: PlanOptions, factors: frozenset[str]) -> None:
         self.graph = graph
+        self.factors = factors
         self.split = options.split
         self.shares = cluster.shares
         self.root = max(range(len(self.shares)), key=lambda d: (self.shares[d], -d))
@@ -79,8 +83,8 @@ class _Follower:
             raise UsageError(f"grid: {self.grid[0]}x{self.grid[1]} tiles do not fit {len(self.shares)} nodes; one tile per node")
         self.made: dict[str, tuple[Tile, ...]] = {}
         """The tiles of every first output so far."""
-        self.everywhere: set[str] = set()
-        """The values that every node has computed for itself."""
+        self.everyones: dict[str, tuple[int, ...]] = {}
+        """The values that devices have computed each for itself, and which devices."""
         self.axes: dict[str, Axes] = {name: self._input_axes(len(graph.types[name].shape or ())) for name in graph.inputs}
 
     def _input_axes(self, rank: int) -> Axes:
@@ -140,21 +144,25 @@ class _Follower:
     def _without_cuts(self, node: Node, description: Description) -> tuple[Tile, ...]:
         """Return tiles where no cut carries on: a few numbers for all, what everyone holds, or partial results; empty if there are none."""
         whole = whole_output(self.graph, node)
-        if self._is_everyones(node):
-            self.everywhere.update(filter(None, node.outputs))
-            return tuple(Tile(device, whole) for device in range(len(self.shares)))
+        if everyone := self._everyone(node):
+            self.everyones |= dict.fromkeys(filter(None, node.outputs), everyone)
+            return tuple(Tile(device, whole) for device in everyone)
         return self._held(node, description) or tuple(Tile(device, whole, part) for device, part in self._ended(node, description))
 
-    def _is_everyones(self, node: Node) -> bool:
-        """Whether a node makes a few numbers, all of partial results or of what every node has."""
+    def _everyone(self, node: Node) -> tuple[int, ...]:
+        """Return the devices that compute a node each for itself: all with a part of what it reads, if that is partial and it makes few."""
         read = [name for name in node.inputs if name and name not in self.graph.weights]
         shapes = [self.graph.types[name].shape for name in node.outputs if name]
-        are_few = all(shape is not None and prod(shape) <= FEW_NUMBERS for shape in shapes)
-        return are_few and bool(read) and all(name in self.everywhere or self._is_partial(name) for name in read)
+        few = FEW_FACTORS if node.name in self.factors else FEW_NUMBERS
+        if any(shape is None or prod(shape) > few for shape in shapes):
+            return ()
+        holders = [self.everyones.get(name) or self._adders(name) for name in read]
+        return tuple(sorted(set().union(*holders))) if all(holders) else ()
 
-    def _is_partial(self, name: str) -> bool:
+    def _adders(self, name: str) -> tuple[int, ...]:
+        """Return the devices whose partial results a value is the sum of; none if there are no such."""
         tiles = self.made.get(name, ())
-        return len(tiles) > 1 and all(tile.part is not None for tile in tiles)
+        return tuple(tile.device for tile in tiles) if len(tiles) > 1 and all(tile.part is not None for tile in tiles) else ()
 
     def _held(self, node: Node, description: Description) -> tuple[Tile, ...]:
         """Return what every device can compute from what it has just made, if that is all of the output, once, in several ranges."""
@@ -247,6 +255,19 @@ class _Follower:
             for height, band in zip(heights, bands, strict=True)
             for width in split_by_shares(description.shape[cuts[1]], band, units[1])
         ]
+
+
+def _factors_of_maps(graph: Graph, descriptions: Descriptions) -> frozenset[str]:
+    """Return the nodes that compute element by element what larger tensors are multiplied by, or what is added to them."""
+    by_element = {name for name, description in descriptions.items() if description is not None and is_elementwise(description)}
+    sizes = {name: prod(kind.shape or ()) for name, kind in graph.types.items()}
+    factors: set[str] = set()
+    for node in reversed(graph.nodes):
+        made = node.first_output
+        readers = [reader for reader in graph.consumers.get(made, ()) if reader.name in by_element]
+        if node.name in by_element and any(reader.name in factors or sizes[reader.first_output] > sizes[made] for reader in readers):
+            factors.add(node.name)
+    return frozenset(factors)
 
 
 def surviving_axis(description: Description, operand: int, axis: int) -> int | None:

@@ -21,7 +21,7 @@ from bbgrap.engine.load import load_graph
 from bbgrap.engine.prepare import plan_graph, prepare_graph, prepare_like
 from bbgrap.engine.reference import Reference
 from bbgrap.graph import Array, Graph
-from bbgrap.graph.dynamic_ranges import forms_of
+from bbgrap.planners.forms import forms_of
 from bbgrap.planners.options import PlanOptions
 from bbgrap.planners.plan import whole_output
 from bbgrap.tdl import describe

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 
 from bbgrap.graph import Array, DType, Graph, Node, TensorType
-from bbgrap.graph.dynamic_ranges import form_with, forms_of
 from bbgrap.graph.weights import make_weight
+from bbgrap.planners.forms import form_with, forms_of
 from tests.examples import examples
 from tests.partition import plain_outputs
 

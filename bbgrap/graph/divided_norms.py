@@ -1,0 +1,256 @@
+"""Normalisations of maps in a second form, whose statistics are partial sums; the first form is what the file has.
+
+    InstanceNormalization     reads all of its channel, so that rows cannot be cut
+
+    ReduceMean, Sub           m of every line (along the last axis), d = x - m
+    Mul, ReduceMean           v of every line, the mean of d * d
+    ReduceMean                of m, and of v + m * m, over all lines of the channel: the partial sums, which travel together
+    ...                       a = scale / sqrt(variance + epsilon), b = bias + (m - mean) * a, a few numbers for every line
+    Mul, Add                  d * a + b
+
+Group normalisation, as exporters write it, is a Reshape to [N, G, -1], InstanceNormalization, a Reshape back, and Mul and Add per channel.
+All five are replaced.
+
+Law: answers are as close to 64-bit floats as onnxruntime's own, also where means are large and deviations small: d is a difference
+of neighbours, and what is computed of lines is computed in 64-bit floats. But they have other bits, so the caller says which nodes must
+keep theirs. There are more passes over x than in onnxruntime's kernel, so a machine that has all of x keeps the first form.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+from math import prod
+
+import numpy as np
+
+from bbgrap.graph.lower import unique_name
+from bbgrap.graph.types import Array, Attribute, DType, Graph, Node, TensorType
+from bbgrap.graph.weights import make_weight
+
+LEAST_LINE = 4
+"""Elements of a line from which on its statistics are few beside it: chosen."""
+LEAST_LINES = 8
+"""Lines of a group. The mean of a line is off by its rounding, that of several by less than onnxruntime's mean of all elements: chosen."""
+
+_LEAST_RANK = 3
+_AXES_AS_INPUT = 18
+"""The opset from which `ReduceMean` takes its axes as an input."""
+_EPSILON = 1e-5
+"""What the standard says where a node says nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Norm:
+    """A normalisation of x, [N, C, ...], in groups of channels; `nodes` make up all of it, in order.
+
+    `scale` and `bias` are those of every channel, in 64-bit floats.
+    """
+
+    nodes: tuple[Node, ...]
+    x: str
+    groups: int
+    scale: Array
+    bias: Array
+    epsilon: float
+
+    @property
+    def y(self) -> str:
+        """What it makes."""
+        return self.nodes[-1].first_output
+
+
+def with_divided_norms(graph: Graph, kept: Collection[str]) -> Graph:
+    """Return a graph with its normalisations in the second form, but for nodes that are `kept`; the same graph if there are none."""
+    norms = [norm for node in graph.nodes if (norm := _norm_at(graph, node)) is not None and not _touches(norm, kept)]
+    if not norms:
+        return graph
+    last = {norm.nodes[-1].name: norm for norm in norms}
+    gone = {node.name for norm in norms for node in norm.nodes}
+    writer = _Writer(graph)
+    for node in graph.nodes:
+        if node.name in last:
+            writer.write(last[node.name])
+        elif node.name not in gone:
+            writer.nodes.append(node)
+    return writer.graph()
+
+
+def _touches(norm: _Norm, kept: Collection[str]) -> bool:
+    return any(node.name in kept for node in norm.nodes)
+
+
+def _norm_at(graph: Graph, node: Node) -> _Norm | None:
+    """Return the normalisation around an InstanceNormalization; None if there is none that can be rewritten."""
+    if node.op != "InstanceNormalization" or node.domain or graph.types[node.inputs[0]].dtype is not DType.FLOAT:
+        return None
+    around = _grouped(graph, node)
+    nodes = (node,) if around is None else (around[0], node, around[1])
+    x, groups = nodes[0].inputs[0], graph.types[node.inputs[0]]
+    numbers = [graph.constant(name) for name in node.inputs[1:]]
+    shape = graph.types[x].shape
+    if shape is None or groups.shape is None or len(shape) < _LEAST_RANK or any(n is None or not np.isfinite(n).all() for n in numbers):
+        return None
+    count = groups.known_shape[1]
+    lines = prod(shape[1:-1]) // max(count, 1)
+    if 0 in shape or shape[-1] < LEAST_LINE or lines < LEAST_LINES:
+        return None
+    scale, bias = (np.repeat(np.asarray(number, np.float64), shape[1] // count) for number in numbers)
+    epsilon = node.attributes.get("epsilon", _EPSILON)
+    assert isinstance(epsilon, float), "onnxruntime takes floats only"
+    norm = _Norm(nodes, x, count, scale, bias, epsilon)
+    return norm if around is None else _with_factors(graph, norm, shape)
+
+
+def _grouped(graph: Graph, node: Node) -> tuple[Node, Node] | None:
+    """Return the Reshape before, which makes groups of whole channels, and the one after, which takes them apart again."""
+    before, after = graph.producers.get(node.inputs[0]), _only_reader(graph, node.first_output)
+    if (
+        before is None
+        or after is None
+        or (before.op, after.op) != ("Reshape", "Reshape")
+        or _only_reader(graph, node.inputs[0]) is not node
+    ):
+        return None
+    shape, middle = graph.types[before.inputs[0]].shape, graph.types[node.inputs[0]].shape
+    if shape is None or middle is None or len(shape) < _LEAST_RANK or shape != graph.types[after.first_output].shape or 0 in shape:
+        return None
+    return (before, after) if shape[0] == middle[0] and shape[1] % middle[1] == 0 else None
+
+
+def _only_reader(graph: Graph, name: str) -> Node | None:
+    readers = graph.consumers.get(name, ())
+    return readers[0] if len(readers) == 1 and name not in graph.outputs else None
+
+
+def _with_factors(graph: Graph, norm: _Norm, shape: tuple[int, ...]) -> _Norm:
+    """Take in a product and a sum with a number for each channel, where they follow."""
+    for op in ("Mul", "Add"):
+        node = _only_reader(graph, norm.y)
+        others = [] if node is None or node.op != op else [name for name in node.inputs if name != norm.y]
+        number = _per_channel(graph.constant(others[0]), shape) if len(others) == 1 else None
+        if node is None or number is None:
+            continue
+        scale, bias = (norm.scale * number, norm.bias * number) if op == "Mul" else (norm.scale, norm.bias + number)
+        norm = replace(norm, nodes=(*norm.nodes, node), scale=scale, bias=bias)
+    return norm
+
+
+def _per_channel(number: Array | None, shape: tuple[int, ...]) -> Array | None:
+    """Return a finite number for each channel of a map to which an array broadcasts; None if that is not so."""
+    if number is None or number.ndim > len(shape) or not np.isfinite(number).all():
+        return None
+    extents = (1,) * (len(shape) - number.ndim) + number.shape
+    if extents[1] not in (1, shape[1]) or prod(extents) != extents[1]:
+        return None
+    return np.broadcast_to(number.reshape(-1).astype(np.float64), shape[1:2])
+
+
+class _Writer:
+    """Writes nodes in place of normalisations; names that it adds follow from those that are there, so that equal graphs get equal ones."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.nodes: list[Node] = []
+        self._graph = graph
+        self._types = dict(graph.types)
+        self._weights = dict(graph.weights)
+        self._moving = dict(graph.moving)
+        self._names: dict[str, None] = dict.fromkeys((*graph.types, *graph.node_by_name))
+        self._has_axes_as_input = graph.opsets.get("", 0) >= _AXES_AS_INPUT
+
+    def graph(self) -> Graph:
+        """Return what was written, without the types and weights that nothing mentions any more."""
+        read = {name for node in self.nodes for name in node.reads} | set(self._graph.outputs)
+        known = read.union(self._graph.inputs, *(node.outputs for node in self.nodes))
+        return replace(
+            self._graph,
+            nodes=tuple(self.nodes),
+            types={name: kind for name, kind in self._types.items() if name in known},
+            weights={name: weight for name, weight in self._weights.items() if name in read},
+            moving={name: axes for name, axes in self._moving.items() if axes and name in known},
+        )
+
+    def write(self, norm: _Norm) -> None:
+        """Write the second form of a normalisation; its last node keeps its name."""
+        name, shape = norm.nodes[-1].name, self._types[norm.x].known_shape
+        is_apart = norm.groups in (1, shape[1])  # one axis then tells groups from channels
+        x, map_ = norm.x, shape if is_apart else (shape[0], norm.groups, shape[1] // norm.groups, *shape[2:])
+        if not is_apart:
+            moves = frozenset(axis + (axis > 1) for axis in self._moving.get(x, ()))
+            x = self._made(f"{name}.groups", "Reshape", (x, self._extents(f"{name}.groups shape", map_)), map_)
+            self._moving[x] = moves
+        groups = (shape[0], norm.groups, *(1,) * (len(map_) - 2))
+        over = tuple(axis for axis in range(1, len(map_) - 1) if axis > 1 or norm.groups == 1)
+        channels = (*map_[1 : 2 if is_apart else 3], *(1,) * (len(shape) - 2))
+
+        near, d, mean, variance = self._statistics(name, x, map_, groups, over)
+        constant = self._constant(f"{name}.epsilon", np.array(norm.epsilon))
+        guarded = self._double(f"{name}.guarded", "Add", (variance, constant), groups)
+        deviation = self._double(f"{name}.deviation", "Sqrt", (guarded,), groups)
+        scale, bias = (self._constant(f"{name}.{of}", getattr(norm, of).reshape(channels)) for of in ("scale", "bias"))
+        per_channel, per_line = np.broadcast_shapes(groups, channels), (*map_[:-1], 1)
+        factor = self._double(f"{name}.factor", "Div", (scale, deviation), per_channel)
+        away = self._double(f"{name}.away", "Sub", (near, mean), per_line)
+        moved = self._double(f"{name}.moved", "Mul", (away, factor), per_line)
+        shift = self._double(f"{name}.shift", "Add", (moved, bias), per_line)
+        a, b = (self._cast(value, DType.FLOAT, extents) for value, extents in ((factor, per_channel), (shift, per_line)))
+        scaled = self._made(f"{name}.scaled", "Mul", (d, a), map_)
+        last = Node(name, "Add", (scaled, b), (norm.y,))
+        if not is_apart:
+            total = self._made(f"{name}.total", "Add", (scaled, b), map_)
+            last = Node(name, "Reshape", (total, self._extents(f"{name}.shape", shape)), (norm.y,))
+        self.nodes.append(last)
+
+    def _statistics(
+        self, name: str, x: str, map_: tuple[int, ...], groups: tuple[int, ...], over: tuple[int, ...]
+    ) -> tuple[str, str, str, str]:
+        """Return the means of lines, the differences from them, and of groups the mean and the variance."""
+        last, lines = (len(map_) - 1,), (*map_[:-1], 1)
+        near = self._mean(f"{name}.near", x, last, DType.FLOAT, lines)
+        d = self._made(f"{name}.apart", "Sub", (x, near), map_)
+        square = self._made(f"{name}.square", "Mul", (d, d), map_)
+        squares = self._mean(f"{name}.squares", square, last, DType.FLOAT, lines)
+        near, squares = (self._cast(value, DType.DOUBLE, lines) for value in (near, squares))
+        product = self._double(f"{name}.product", "Mul", (near, near), lines)
+        moment = self._double(f"{name}.moment", "Add", (squares, product), lines)
+        mean = self._mean(f"{name}.mean", near, over, DType.DOUBLE, groups)
+        moments = self._mean(f"{name}.moments", moment, over, DType.DOUBLE, groups)
+        off = self._double(f"{name}.off", "Mul", (mean, mean), groups)
+        rough = self._double(f"{name}.rough variance", "Sub", (moments, off), groups)
+        return near, d, mean, self._double(f"{name}.variance", "Relu", (rough,), groups)
+
+    def _new(self, wanted: str, kind: TensorType) -> str:
+        name = unique_name(wanted, self._names)
+        self._names[name] = None
+        self._types[name] = kind
+        return name
+
+    def _constant(self, wanted: str, array: Array) -> str:
+        name = self._new(wanted, TensorType(DType.of(array.dtype), array.shape))
+        self._weights[name] = make_weight(name, array)
+        return name
+
+    def _extents(self, wanted: str, extents: tuple[int, ...]) -> str:
+        return self._constant(wanted, np.array(extents, np.int64))
+
+    def _made(
+        self, wanted: str, op: str, inputs: tuple[str, ...], shape: tuple[int, ...], dtype: DType = DType.FLOAT, **attributes: Attribute
+    ) -> str:
+        name = self._new(wanted, TensorType(dtype, shape))
+        self._moving[name] = frozenset().union(*(self._moving.get(of, ()) for of in inputs))  # operands have the same axes, or do not move
+        self.nodes.append(Node(name, op, inputs, (name,), attributes))
+        return name
+
+    def _double(self, wanted: str, op: str, inputs: tuple[str, ...], shape: tuple[int, ...]) -> str:
+        return self._made(wanted, op, inputs, shape, DType.DOUBLE)
+
+    def _cast(self, x: str, dtype: DType, shape: tuple[int, ...]) -> str:
+        return self._made(f"{x} as {dtype.name.lower()}", "Cast", (x,), shape, dtype, to=dtype.value)
+
+    def _mean(self, wanted: str, x: str, over: tuple[int, ...], dtype: DType, shape: tuple[int, ...]) -> str:
+        if self._has_axes_as_input:
+            made = self._made(wanted, "ReduceMean", (x, self._extents(f"{wanted} axes", over)), shape, dtype, keepdims=1)
+        else:
+            made = self._made(wanted, "ReduceMean", (x,), shape, dtype, axes=over, keepdims=1)
+        self._moving[made] -= set(over)
+        return made

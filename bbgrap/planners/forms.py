@@ -1,0 +1,27 @@
+"""The forms of a model that are planned: as it is, and with operators that read all of a tensor taken apart so that they can be cut.
+
+Machines that have the whole model keep the first form. The second has dynamic quantizers with their ranges apart
+(`bbgrap.graph.dynamic_ranges`), which answers with the same bits, and normalisations of maps whose statistics are partial sums
+(`bbgrap.graph.divided_norms`), which does not: so these are left where a jump that counts depends on them, as other partial sums are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from bbgrap.graph import Graph
+from bbgrap.graph.divided_norms import with_divided_norms
+from bbgrap.graph.dynamic_ranges import with_ranges_apart
+from bbgrap.tdl.bit_sensitive import bit_sensitive_nodes
+
+
+def forms_of(graph: Graph) -> tuple[Graph, ...]:
+    """Return a graph as it is, and with what can be cut then taken apart, if there is anything."""
+    apart = with_divided_norms(with_ranges_apart(graph), bit_sensitive_nodes(graph))
+    return (graph,) if apart is graph else (graph, apart)
+
+
+def form_with(graph: Graph, nodes: Collection[str]) -> Graph:
+    """Return the form of a graph that has nodes of just these names; the graph itself if there is none."""
+    wanted = set(nodes)
+    return next((form for form in forms_of(graph) if form.node_by_name.keys() == wanted), graph)

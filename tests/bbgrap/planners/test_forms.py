@@ -1,0 +1,61 @@
+"""The forms of a model: normalisations are cut by rows with one exchange, and not where a jump that counts follows."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from bbgrap.cluster import Cluster
+from bbgrap.compiler.export import export
+from bbgrap.compiler.simulate import simulate
+from bbgrap.engine.kernels import local_kernels
+from bbgrap.engine.prepare import plan_graph
+from bbgrap.graph import DType, Node, TensorType
+from bbgrap.planners.forms import form_with, forms_of
+from bbgrap.planners.options import PlanOptions
+from bbgrap.program.steps import Receive
+from tests.bbgrap.graph.test_divided_norms import norm
+from tests.partition import plain_outputs
+
+SHAPE = (1, 32, 64, 64)
+
+
+@pytest.mark.parametrize("groups", [None, 1, 4])
+@pytest.mark.parametrize("nodes", [2, 3])
+def test_rows_are_divided_with_one_exchange_of_a_few_numbers(groups: int | None, nodes: int) -> None:
+    """Statistics go to every node, which computes the factors of all channels itself."""
+    graph = norm(SHAPE, groups)
+    plain, apart = forms_of(graph)
+    assert plain is graph
+    compiled = plan_graph(apart, Cluster.even(nodes), PlanOptions()).compiled
+    assert {len(compiled.plan.tiles[node.name]) for node in apart.nodes} == {nodes}
+    for device in compiled.optimized.devices[:nodes]:
+        received = [step for step in device.steps if isinstance(step, Receive)]
+        between = [step for step in received if step.source < nodes]
+        assert len(between) == nodes - 1
+        assert len(received) - len(between) == 1, "its rows of the input"
+    x = np.random.default_rng(2).standard_normal(SHAPE).astype(np.float32)
+    artifacts = export(compiled.optimized)
+    np.testing.assert_allclose(simulate(artifacts, [x], local_kernels(artifacts))[0], plain_outputs(graph, [x])[0], rtol=1e-4, atol=1e-5)
+
+
+def test_one_node_keeps_the_kernel_of_onnxruntime() -> None:
+    graph = norm(SHAPE, 1)
+    for cluster, options in ((Cluster.even(1), PlanOptions()), (Cluster.even(2), PlanOptions("single"))):
+        assert plan_graph(graph, cluster, options).compiled.plan.graph is graph
+
+
+def test_before_a_jump_that_counts_it_is_left() -> None:
+    graph = norm(SHAPE, 1)
+    nodes = (*graph.nodes, Node("round", "Round", ("y",), ("z",)))
+    graph = replace(graph, nodes=nodes, outputs=("z",), types={**graph.types, "z": TensorType(DType.FLOAT, SHAPE)})
+    assert forms_of(graph) == (graph,)
+
+
+def test_a_form_is_found_by_the_names_of_its_nodes() -> None:
+    graph, apart = forms_of(norm(SHAPE, 4))
+    assert form_with(graph, apart.node_by_name) == apart
+    assert form_with(graph, graph.node_by_name) is graph
+    assert form_with(graph, ["other"]) is graph
