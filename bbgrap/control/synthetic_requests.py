@@ -177,6 +177,9 @@ class SyntheticRequests:
 
     def _end(self, plan: ServedPlan) -> list[CoordinatorInstruction]:
         timing, plan.timing, plan.inputs = plan.timing, None, None
+        if timing is not None and timing.lost_all:
+            # When they are there again, they are timed.
+            plan.timed = 0
         plan.policy.begin({} if timing is None else timing.medians())
         return [*self._serve(plan), Log(plan.measured_text(), event="serves", model=plan.model, epoch=plan.number)]
 

@@ -72,6 +72,7 @@ class Timing:
         """Time these variants, best until that time."""
         self.probe: Probe | None = None
         self._samples: dict[int, list[float]] = {epoch: [] for epoch in epochs}
+        self._is_given_up = not epochs
         self.until = until
 
     def next(self, now: float) -> int | None:
@@ -98,8 +99,14 @@ class Timing:
 
     def give_up(self) -> None:
         """Forget all times: the variants cannot be timed this way."""
+        self._is_given_up = True
         self._samples.clear()
         self.probe = None
+
+    @property
+    def lost_all(self) -> bool:
+        """Whether all variants were gone before any was timed."""
+        return not self._samples and not self._is_given_up
 
     def medians(self) -> dict[int, float]:
         """Return the typical time of each variant that was timed, in seconds."""

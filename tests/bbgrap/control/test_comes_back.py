@@ -237,7 +237,7 @@ class Disturbed:
         self.quiet(self.wire, 25.0)
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", [*range(40), 2296])  # at 2296 all variants were away when they were to be timed, and never were
 def test_whatever_was_disturbed_is_as_good_as_what_never_was(seed):
     story = Disturbed(seed)
     for _ in range(story.rng.choice((1, 2, 4, 8))):
