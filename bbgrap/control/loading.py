@@ -315,6 +315,7 @@ class Loading:
         nodes = tuple((name, self._place_of(name, place)) for name, place in variant.nodes)
         renewed = self.add(plan, variant.planned, nodes, variant.job, variant.world, now, variant.place)
         renewed.is_spare = variant.is_spare
+        renewed.is_untimed = variant.is_untimed or (plan.timing is not None and plan.timing.forget(variant.epoch))
         plan.policy.renew(variant.epoch, renewed.epoch)
         return [*self.release(variant), *self.advance(plan, now)]
 

@@ -62,6 +62,8 @@ class Variant:
     """Which one it is of what its job made."""
     is_spare: bool = False
     """Whether it was made for the loss of an agent, and serves only while it is the best of what is there."""
+    is_untimed: bool = False
+    """Whether it was away when the others of its plan were timed."""
     pending: dict[str, float] = field(default_factory=dict)
     away: dict[str, float] = field(default_factory=dict)
     suspects: set[str] = field(default_factory=set)

@@ -149,9 +149,12 @@ class SyntheticRequests:
         return self.is_busy
 
     def _begin(self, plan: ServedPlan, now: float) -> list[CoordinatorInstruction]:
-        """Begin to time the variants of a new job once they are loaded, if there is a choice: in a stream all of them serve."""
+        """Begin to time the variants of a new job once they are loaded, if there is a choice: in a stream all of them serve.
+
+        They are timed again when one that was away meanwhile is there.
+        """
         plan.fall_back()
-        if plan.is_standby or plan.timed == plan.latest:
+        if plan.is_standby or (plan.timed == plan.latest and not any(variant.is_untimed for variant in plan.open_variants)):
             return []
         newest = [variant for variant in plan.variants if variant.job == plan.latest]
         ready = [variant for variant in newest if variant.takes_requests]
@@ -165,6 +168,8 @@ class SyntheticRequests:
         chooses = plan.options is not None and plan.options.planner == AUTO
         # Of two that are as fast, the one over fewer agents: what the others do besides does not delay it.
         contenders = sorted(plan.open_variants if chooses else ready, key=lambda variant: len(variant.parts))
+        for variant in (*newest, *contenders):
+            variant.is_untimed = variant not in contenders
         if len(contenders) == 1:
             plan.policy.serve(contenders[0].epoch)
             only = contenders[0]
@@ -177,9 +182,6 @@ class SyntheticRequests:
 
     def _end(self, plan: ServedPlan) -> list[CoordinatorInstruction]:
         timing, plan.timing, plan.inputs = plan.timing, None, None
-        if timing is not None and timing.lost_all:
-            # When they are there again, they are timed.
-            plan.timed = 0
         plan.policy.begin({} if timing is None else timing.medians())
         return [*self._serve(plan), Log(plan.measured_text(), event="serves", model=plan.model, epoch=plan.number)]
 
@@ -251,7 +253,7 @@ class SyntheticRequests:
                 done += self._loading.abandon(variant.epoch, timing.probe.number)
                 self._release_turn(0.0)
             if not variant.is_ready:
-                timing.forget(variant.epoch)
+                variant.is_untimed |= timing.forget(variant.epoch)
             elif timing.probe is not None and timing.probe.epoch == variant.epoch:
                 timing.probe = None
             self._loading.touch(plan)

@@ -72,7 +72,6 @@ class Timing:
         """Time these variants, best until that time."""
         self.probe: Probe | None = None
         self._samples: dict[int, list[float]] = {epoch: [] for epoch in epochs}
-        self._is_given_up = not epochs
         self.until = until
 
     def next(self, now: float) -> int | None:
@@ -91,22 +90,16 @@ class Timing:
             self._samples[self.probe.epoch].append(now - self.probe.started)
         self.probe = None
 
-    def forget(self, epoch: int) -> None:
-        """Leave a variant out: it is gone."""
-        self._samples.pop(epoch, None)
+    def forget(self, epoch: int) -> bool:
+        """Leave a variant out: it is gone; returns whether it was one of these."""
         if self.probe is not None and self.probe.epoch == epoch:
             self.probe = None
+        return self._samples.pop(epoch, None) is not None
 
     def give_up(self) -> None:
         """Forget all times: the variants cannot be timed this way."""
-        self._is_given_up = True
         self._samples.clear()
         self.probe = None
-
-    @property
-    def lost_all(self) -> bool:
-        """Whether all variants were gone before any was timed."""
-        return not self._samples and not self._is_given_up
 
     def medians(self) -> dict[int, float]:
         """Return the typical time of each variant that was timed, in seconds."""

@@ -9,6 +9,7 @@ import pytest
 from bbgrap.cluster.types import NodeProfile
 from bbgrap.control import agent_events as ae
 from bbgrap.control import coordinator_events as ce
+from bbgrap.control import coordinator_instructions
 from bbgrap.control.plan_trial import TRIALS
 from bbgrap.control.planning import EARNED
 from bbgrap.planners.options import PlanOptions
@@ -49,6 +50,12 @@ def cut(wire, first, other):
     """Break what is between two agents, and let one of them say so."""
     wire.cut = {frozenset((first, other))}
     wire.to_coordinator(ce.FromPeer(wire.agent(first).identity, messages.LinkBroken(f"tcp://{other}:1", "reset")))
+
+
+def lose_worker(wire, agent):
+    """End an agent's worker; another one is there at once."""
+    wire.to_agent(agent, ae.WorkerDied("SIGKILL", 0, 0, 0, ended_by=messages.EndedBy.OUTSIDE))
+    wire.to_agent(agent, ae.WorkerReady(agent.machine.join))
 
 
 def load_badly(wire, times):
@@ -123,6 +130,32 @@ def test_what_was_released_is_not_loaded_again_after_a_restart_of_the_coordinato
     assert goes_on(wire, 3.0) == A
     assert {tuple(variant.parts) for variant in plan_of(wire).variants} == {A}
     assert len(wire.jobs) == 1, "what was slower is not missed"
+
+
+@pytest.mark.parametrize("away_s", [0.0, 5.0])
+@pytest.mark.parametrize("place", [1, 3, 9, 17])
+@pytest.mark.parametrize("what", ["agent", "worker"])
+def test_a_variant_that_goes_while_it_is_timed_is_timed_when_it_is_there_again(what, place, away_s):
+    """The slower one that stayed served for good."""
+    wire = joined_wire(*BOTH, options=AUTO, seconds={BOTH: 0.01, A: 0.02, ("b",): 0.02})
+    started, carry = [], wire.carry_coordinator
+
+    def carry_coordinator(instruction):
+        if isinstance(instruction, coordinator_instructions.StartRequest) and plan_of(wire).timing is not None:
+            started.append(instruction)
+            if len(started) == place and what == "agent":
+                wire.crash(wire.agent("b"))
+            elif len(started) == place:
+                lose_worker(wire, wire.agent("b"))
+        carry(instruction)
+
+    wire.carry_coordinator = carry_coordinator
+    wire.call(lambda n: replace(prepare_message(n, wire.options), wait=False))
+    goes_on(wire, 3.0 + away_s)
+    if what == "agent":
+        wire.add_agent("b")
+    assert len(started) >= place
+    assert goes_on(wire, 8.0) == BOTH
 
 
 def test_a_scaled_plan_is_not_given_up_for_a_node_that_has_gone():
@@ -202,8 +235,7 @@ class Disturbed:
             case "cut":
                 cut(wire, wire.add_agent(name).name if agent is None else name, rng.choice(self.names.replace(name, "")))
             case "worker" if agent is not None:
-                wire.to_agent(agent, ae.WorkerDied("SIGKILL", 0, 0, 0, ended_by=messages.EndedBy.OUTSIDE))
-                wire.to_agent(agent, ae.WorkerReady(agent.machine.join))
+                lose_worker(wire, agent)
             case "load" if agent is not None and agent.loaded:
                 said = messages.DeploymentFailed(rng.choice(sorted(agent.loaded)), "out of memory")
                 wire.to_coordinator(ce.FromPeer(agent.identity, said))
