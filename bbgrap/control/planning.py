@@ -26,6 +26,7 @@ from bbgrap.control.planned_variant import SCALED_FROM, PlannedVariant
 from bbgrap.control.plans import IN_USE_S, Job, MadeAhead, ServedPlan, Variant
 from bbgrap.control.scaled_plans import SEARCH_EVERY_S, Origin, origin_of
 from bbgrap.control.variants import LeastFinishTime, LowestLatency
+from bbgrap.planners.options import AUTO
 from bbgrap.program.dictionaries import dictionary_devices_of
 from bbgrap.protocol.client_messages import FEEDING, Fault, PrepareModel, Progress
 
@@ -146,7 +147,7 @@ class Planning:
         able, world = self._world()
         self._go_back(plan, world, now)
         if not (is_earned or self._is_nearly_earned(plan, now)) or not self._may_begin(plan, able, world, now):
-            return []
+            return self._leave_to_standby(plan, able, world)
         if self._is_before_standby(plan, now):
             self._behind[plan] = None
             return []
@@ -156,6 +157,7 @@ class Planning:
         origin = self._origin(plan, tuple(member.name for member in able), now, is_earned=is_earned)
         if origin == "nothing":
             plan.failed[world] = ONE_NODE
+            done += self._leave_to_standby(plan, able, world)
         elif origin == "wait" and is_earned:
             self._behind[plan] = None
         elif origin == "wait":
@@ -186,6 +188,15 @@ class Planning:
         here = [variant for variant in plan.variants if variant.world == world and not variant.is_spare]
         if all(variant.job != plan.latest for variant in here):
             plan.latest = max((variant.job for variant in here if variant.takes_requests), default=plan.latest)
+
+    def _leave_to_standby(self, plan: ServedPlan, able: Collection[Member], world: str) -> list[CoordinatorInstruction]:
+        """Release what was made while agents were away, where there is no plan with them: the standby may have a copy on the best."""
+        standby = plan.helper
+        if world not in plan.failed or standby is None or not standby.open_variants or plan.options is None or plan.options.planner != AUTO:
+            return []
+        here = {member.name for member in able}
+        narrow = [v for v in plan.variants if here > {name for name, _ in v.nodes} and not v.queue.running]
+        return [instruction for variant in narrow for instruction in self.loading.release(variant)]
 
     def _is_before_standby(self, plan: ServedPlan, now: float) -> bool:
         """Whether the standby of a new plan is still made or loaded, which shall have the machine for itself for a while."""

@@ -178,6 +178,27 @@ def test_a_scaled_plan_is_not_given_up_for_a_node_that_has_gone():
     assert story.served(SECOND, 2 * TRIALS) == [rest] * 2 * TRIALS
 
 
+def test_what_was_made_while_the_fastest_node_was_away_does_not_serve_for_good():
+    """For another shape one node was the fastest, so no plan was looked for with it; the slower one went on."""
+    story = Story(both=0.04, alone=0.02)
+    wire = story.wire
+    wire.seconds[("b",)] = 0.03
+
+    def served(seconds):
+        for _ in range(seconds):
+            wire.wait(1.0)
+            for shape in (FIRST, SECOND):
+                story.prepare(shape, wait=False)
+                wire.until_answered(story.begin(shape))
+        return [story.served(shape)[-1] for shape in (FIRST, SECOND)]
+
+    assert served(8) == [A, A]
+    wire.crash(wire.agent("a"))
+    assert served(8) == [("b",), ("b",)]
+    wire.add_agent("a")
+    assert served(15) == [A, A]
+
+
 def test_profiles_that_change_leave_no_plans_for_losses_behind():
     """Each change made one more for each loss, up to the most that agents have loaded."""
     wire = large_wire(*EVERY)
