@@ -127,6 +127,7 @@ class Loading:
         for old in stored.variants:
             content = planned[old.place]
             variant = self._add(plan, content, old, stored.job, stored.world, stored.host_address, now)
+            variant.is_untimed = not old.median_s and any(other.median_s for other in stored.variants)
             variant.tracker.move("load")
             variant.away = dict.fromkeys(variant.parts, now)
             if variant.away:

@@ -161,6 +161,8 @@ class SyntheticRequests:
         if plan.is_arriving or not ready:
             return []
         plan.timed = plan.latest
+        for variant in plan.variants:
+            variant.is_untimed = not variant.takes_requests and (variant.is_untimed or variant.job == plan.latest)
         if isinstance(plan.policy, LeastFinishTime):
             plan.policy.expect({variant.epoch: variant.planned.predicted_s for variant in ready})
             text = f"{', '.join(repr(variant.name) for variant in ready)} of {plan.called} serve"
@@ -168,8 +170,6 @@ class SyntheticRequests:
         chooses = plan.options is not None and plan.options.planner == AUTO
         # Of two that are as fast, the one over fewer agents: what the others do besides does not delay it.
         contenders = sorted(plan.open_variants if chooses else ready, key=lambda variant: len(variant.parts))
-        for variant in (*newest, *contenders):
-            variant.is_untimed = variant not in contenders
         if len(contenders) == 1:
             plan.policy.serve(contenders[0].epoch)
             only = contenders[0]

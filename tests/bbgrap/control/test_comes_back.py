@@ -134,7 +134,7 @@ def test_what_was_released_is_not_loaded_again_after_a_restart_of_the_coordinato
 
 @pytest.mark.parametrize("away_s", [0.0, 5.0])
 @pytest.mark.parametrize("place", [1, 3, 9, 17])
-@pytest.mark.parametrize("what", ["agent", "worker"])
+@pytest.mark.parametrize("what", ["agent", "worker", "agent, then the coordinator"])
 def test_a_variant_that_goes_while_it_is_timed_is_timed_when_it_is_there_again(what, place, away_s):
     """The slower one that stayed served for good."""
     wire = joined_wire(*BOTH, options=AUTO, seconds={BOTH: 0.01, A: 0.02, ("b",): 0.02})
@@ -143,16 +143,19 @@ def test_a_variant_that_goes_while_it_is_timed_is_timed_when_it_is_there_again(w
     def carry_coordinator(instruction):
         if isinstance(instruction, coordinator_instructions.StartRequest) and plan_of(wire).timing is not None:
             started.append(instruction)
-            if len(started) == place and what == "agent":
-                wire.crash(wire.agent("b"))
-            elif len(started) == place:
+            if len(started) == place and what == "worker":
                 lose_worker(wire, wire.agent("b"))
+            elif len(started) == place:
+                wire.crash(wire.agent("b"))
         carry(instruction)
 
     wire.carry_coordinator = carry_coordinator
     wire.call(lambda n: replace(prepare_message(n, wire.options), wait=False))
     goes_on(wire, 3.0 + away_s)
-    if what == "agent":
+    if what.endswith("coordinator"):
+        wire.restart_coordinator()
+        wire.wait(2.0)
+    if what != "worker":
         wire.add_agent("b")
     assert len(started) >= place
     assert goes_on(wire, 8.0) == BOTH
