@@ -347,13 +347,14 @@ class Planning:
     def release_others(self, plan: ServedPlan, job: int) -> list[CoordinatorInstruction]:
         """Release what a plan has loaded besides a job and the one over most other agents, which is for when those are there again."""
         nodes = {v.job: frozenset(name for name, _ in v.nodes) for v in plan.variants}
-        if nodes.get(job) == nodes.get(plan.latest):
+        untimed = {v.job for v in plan.variants if v.is_untimed}
+        if nodes.get(job) == nodes.get(plan.latest) and plan.latest not in untimed:
             # What was made for these agents earlier is faster than what is made for them now: it stands for that, too.
             world = next((v.world for v in plan.variants if v.job == plan.latest), "")
             for variant in plan.variants:
                 if variant.job == job:
                     variant.world = world
-        others = [number for number in nodes if number != job and nodes[number] != nodes.get(job)]
+        others = [number for number in nodes if number != job and (nodes[number] != nodes.get(job) or number in untimed)]
         others.sort(key=lambda number: (len(nodes[number]), number), reverse=True)
         # The newest one, too, where another is faster (a spare): it would only be planned anew.
         kept = {job, plan.latest, *others[:1]}

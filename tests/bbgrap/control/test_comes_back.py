@@ -93,6 +93,29 @@ def test_a_variant_that_could_not_be_loaded_is_tried_again_later_and_later(times
     assert len(wire.jobs) - before <= jobs
 
 
+def test_a_variant_that_could_not_be_loaded_and_went_when_it_was_tried_again_is_not_given_up():
+    """What had been planned first, without it, stood for what was planned then."""
+    wire = joined_wire(*BOTH, options=AUTO, seconds={BOTH: 0.01, A: 0.02, ("b",): 0.02})
+    load_badly(wire, 1)
+    loads, carry = [], wire.carry_agent
+
+    def carry_agent(agent, instruction):
+        if isinstance(instruction, messages.Deploy) and len(instruction.peers) == 3 and agent.name == "b":
+            loads.append(instruction)
+        if len(loads) == 2 and agent is wire.agents.get(agent.identity) and agent.name == "b":
+            wire.crash(agent)
+        else:
+            carry(agent, instruction)
+
+    wire.carry_agent = carry_agent
+    wire.call(lambda n: replace(prepare_message(n, wire.options), wait=False))
+    goes_on(wire, 8.0)
+    wire.carry_agent = carry
+    assert len(loads) == 2
+    wire.add_agent("b")
+    assert goes_on(wire, 15.0) == BOTH
+
+
 def test_agents_that_come_and_go_again_and_again_are_used_each_time():
     """What had been gone back to when one went was not left when it came back."""
     wire = auto_wire(BOTH, {BOTH: 0.02, A: 0.04, EVERY: 0.01})
