@@ -82,30 +82,41 @@ class Disturbed:
                 wire.to_coordinator(ce.FromPeer(agent.identity, said))
 
     def disturb_between_messages(self):
-        """Begin anew, with a model that nobody has planned yet, and let something go wrong between any two messages."""
-        rng, place, events = self.rng, self.rng.randrange(1, 200), {}
+        """Begin anew, with a model that nobody has planned yet, and let something go wrong between any two messages or requests.
+
+        The plan over all agents is the fastest, so that it is missed if it does not serve in the end.
+        """
+        rng, place, events = self.rng, self.rng.randrange(1, 120), {}
+        self.seconds[tuple(self.names)] = 0.005
         for _ in range(rng.choice((1, 1, 2, 3))):
             events[place] = rng.choice(self.names), rng.choice(AT_ONCE)
             place += rng.choice((1, 3, 10, 30, 80))
         wire = self.wire = joined_wire(*self.names, options=self.options, seconds=self.seconds)
-        number, deliver = count(1), wire.deliver
+        number, deliver, finish = count(1), wire.deliver, wire.finish_requests
 
-        def disturbed(key):
+        def disturb():
             name, what = events.get(next(number), ("", ""))
             self.disturb_at_once(name, what)
             if what == "start":
                 self.start()
+
+        def disturbed(key):
+            disturb()
             if wire.queues[key]:
                 deliver(key)
 
-        wire.deliver = disturbed
+        def finished():
+            disturb()
+            return finish()
+
+        wire.deliver, wire.finish_requests = disturbed, finished
         for _ in range(rng.choice((3, 4, 7, 13))):
             wire.wait(1.0)
             wire.offer()
             wire.call(lambda n: replace(prepare_message(n, wire.options), wait=False))
             wire.run()
             wire.settle()
-        wire.deliver = deliver
+        wire.deliver, wire.finish_requests = deliver, finish
 
     def start(self, fingerprint=""):
         for name in set(self.names) - {agent.name for agent in self.wire.agents.values()}:
@@ -160,7 +171,7 @@ def test_whatever_disturbs_a_cluster_that_serves(seed):
     assert_well(story)
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", [*range(25), 126, 152, 216, 240])  # at the last four a variant that was away was never timed
 def test_whatever_comes_between_two_messages_while_a_model_is_planned_and_loaded(seed):
     story = Disturbed(seed)
     story.disturb_between_messages()
