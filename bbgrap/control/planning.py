@@ -190,9 +190,11 @@ class Planning:
             plan.latest = max((variant.job for variant in here if variant.takes_requests), default=plan.latest)
 
     def _leave_to_standby(self, plan: ServedPlan, able: Collection[Member], world: str) -> list[CoordinatorInstruction]:
-        """Release what was made while agents were away, where there is no plan with them: the standby may have a copy on the best."""
-        standby = plan.helper
-        if world not in plan.failed or standby is None or not standby.open_variants or plan.options is None or plan.options.planner != AUTO:
+        """Release what was made while agents were away, where one node is as fast as all: the standby may have a copy on a better one."""
+        standby, (fault, _) = plan.helper, plan.failed.get(world, (None, ""))
+        # What could not be planned or loaded will be tried again, and is no reason.
+        is_left = fault is Fault.PLAN and plan.again_at == float("inf")
+        if not is_left or standby is None or not standby.open_variants or plan.options is None or plan.options.planner != AUTO:
             return []
         here = {member.name for member in able}
         narrow = [v for v in plan.variants if here > {name for name, _ in v.nodes} and not v.queue.running]

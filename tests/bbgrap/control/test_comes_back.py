@@ -56,12 +56,12 @@ def lose_worker(wire, agent):
     wire.to_agent(agent, ae.WorkerReady(agent.machine.join))
 
 
-def load_badly(wire, times):
-    """Let `b` fail to load its part of a variant over both so often."""
+def load_badly(wire, times, name="b"):
+    """Let an agent fail to load its part of variants over several so often."""
     left, carry = [None] * times, wire.carry_agent
 
     def carry_agent(agent, instruction):
-        if isinstance(instruction, messages.Deploy) and len(instruction.peers) == 3 and agent.name == "b" and left:
+        if isinstance(instruction, messages.Deploy) and len(instruction.peers) >= 3 and agent.name == name and left:
             left.pop()
             wire.to_agent(agent, ae.DeploymentLoaded(instruction.epoch, 0.0, "out of memory"))
         else:
@@ -89,6 +89,14 @@ def test_a_variant_that_could_not_be_loaded_is_tried_again_later_and_later(times
     before = len(wire.jobs)
     assert goes_on(wire, 90.0) == serves
     assert len(wire.jobs) - before <= jobs
+
+
+def test_what_serves_stays_while_a_new_agent_can_load_nothing():
+    wire = auto_wire(BOTH, {BOTH: 0.02, A: 0.04, ("b",): 0.04, ("c",): 0.04, EVERY: 0.01})
+    assert goes_on(wire, 3.0) == BOTH
+    load_badly(wire, 1000, "c")
+    wire.add_agent("c")
+    assert {goes_on(wire, 1.0) for _ in range(60)} == {BOTH}
 
 
 def test_a_variant_that_could_not_be_loaded_and_went_when_it_was_tried_again_is_not_given_up():
