@@ -65,16 +65,16 @@ def feature_axis(node: Node, rank: int) -> int | None:
 
 def plan_bbgrap(graph: Graph, cluster: Cluster, options: PlanOptions, descriptions: Descriptions) -> Tiles:
     """Plan every node of a graph over a cluster along `options.split`."""
-    follower = _Follower(graph, cluster, options, _factors_of_maps(graph, descriptions))
+    follower = _Follower(graph, cluster, options, descriptions)
     return {node.name: follower.tiles(node, descriptions[node.name]) for node in graph.nodes}
 
 
 class _Follower:
     """Follows the directions through the graph, node by node in topological order."""
 
-    def __init__(self, graph: Graph, cluster: Cluster, options: PlanOptions, factors: frozenset[str]) -> None:
+    def __init__(self, graph: Graph, cluster: Cluster, options: PlanOptions, descriptions: Descriptions) -> None:
         self.graph = graph
-        self.factors = factors
+        self.descriptions = descriptions
         self.split = options.split
         self.shares = cluster.shares
         self.root = max(range(len(self.shares)), key=lambda d: (self.shares[d], -d))
@@ -144,20 +144,37 @@ class _Follower:
     def _without_cuts(self, node: Node, description: Description) -> tuple[Tile, ...]:
         """Return tiles where no cut carries on: a few numbers for all, what everyone holds, or partial results; empty if there are none."""
         whole = whole_output(self.graph, node)
-        if everyone := self._everyone(node):
+        if everyone := self._everyone(node, description):
             self.everyones |= dict.fromkeys(filter(None, node.outputs), everyone)
             return tuple(Tile(device, whole) for device in everyone)
         return self._held(node, description) or tuple(Tile(device, whole, part) for device, part in self._ended(node, description))
 
-    def _everyone(self, node: Node) -> tuple[int, ...]:
+    def _everyone(self, node: Node, description: Description) -> tuple[int, ...]:
         """Return the devices that compute a node each for itself: all with a part of what it reads, if that is partial and it makes few."""
         read = [name for name in node.inputs if name and name not in self.graph.weights]
-        shapes = [self.graph.types[name].shape for name in node.outputs if name]
-        few = FEW_FACTORS if node.name in self.factors else FEW_NUMBERS
-        if any(shape is None or prod(shape) > few for shape in shapes):
-            return ()
         holders = [self.everyones.get(name) or self._adders(name) for name in read]
-        return tuple(sorted(set().union(*holders))) if all(holders) else ()
+        shapes = [self.graph.types[name].shape for name in node.outputs if name]
+        if not all(holders) or any(shape is None for shape in shapes):
+            return ()
+        size = max(prod(shape or ()) for shape in shapes)
+        if size > FEW_FACTORS or (size > FEW_NUMBERS and not (is_elementwise(description) and self._is_factor(node))):
+            return ()
+        return tuple(sorted(set().union(*holders)))
+
+    def _is_factor(self, node: Node) -> bool:
+        """Whether a node makes what meets larger tensors element by element, as a factor or a summand; perhaps through other such nodes."""
+        seen, left = {node.name}, [node]
+        while left:
+            made = left.pop().first_output
+            for reader in self.graph.consumers.get(made, ()):
+                description = self.descriptions[reader.name]
+                if reader.name in seen or description is None or not is_elementwise(description):
+                    continue
+                if prod(description.shape) > prod(self.graph.types[made].shape or ()):
+                    return True
+                seen.add(reader.name)
+                left.append(reader)
+        return False
 
     def _adders(self, name: str) -> tuple[int, ...]:
         """Return the devices whose partial results a value is the sum of; none if there are no such."""
@@ -255,19 +272,6 @@ class _Follower:
             for height, band in zip(heights, bands, strict=True)
             for width in split_by_shares(description.shape[cuts[1]], band, units[1])
         ]
-
-
-def _factors_of_maps(graph: Graph, descriptions: Descriptions) -> frozenset[str]:
-    """Return the nodes that compute element by element what larger tensors are multiplied by, or what is added to them."""
-    by_element = {name for name, description in descriptions.items() if description is not None and is_elementwise(description)}
-    sizes = {name: prod(kind.shape or ()) for name, kind in graph.types.items()}
-    factors: set[str] = set()
-    for node in reversed(graph.nodes):
-        made = node.first_output
-        readers = [reader for reader in graph.consumers.get(made, ()) if reader.name in by_element]
-        if node.name in by_element and any(reader.name in factors or sizes[reader.first_output] > sizes[made] for reader in readers):
-            factors.add(node.name)
-    return frozenset(factors)
 
 
 def surviving_axis(description: Description, operand: int, axis: int) -> int | None:
