@@ -2,9 +2,11 @@
 
 import threading
 import time
+from contextlib import suppress
 
 import numpy as np
 import onnxruntime as ort
+import psutil
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
@@ -138,6 +140,20 @@ def test_no_request_fails_whoever_is_lost(losing):
     assert clients.faults == []
 
 
+@pytest.fixture
+def unplanned(losing):
+    """Nothing is planned meanwhile: a plan that has answered goes on beside a standby that is not run again."""
+    session = bbgrap.InferenceSession(materialize("tiny"), cluster=losing)
+    session.run(None, {"input": picture()})
+    wait_for_plan(session, picture())
+    planner, _ = planners_of(losing)
+    planner.suspend()
+    yield
+    with suppress(psutil.NoSuchProcess):  # where its job is cancelled, another one is started
+        planner.resume()
+
+
+@pytest.mark.usefixtures("unplanned")
 def test_a_model_that_ends_workers_ends_two_and_no_agent_and_no_request_of_others(losing):
     with Clients(losing) as clients:
         session = bbgrap.InferenceSession(killer_model("killer"), cluster=losing.connection)
