@@ -92,9 +92,10 @@ class RequestAssigner:
         copies = [v for v in standby if self._may_take(v, request)]
         if (tried := self._tried_on(plan.helper)) is not None:
             copies = [v for v in copies if v is tried]
-        if plan.standby is not None and any(request.blamed in v.parts for v in plan.standby.variants):
+        has_copy_there = plan.standby is not None and any(request.blamed in v.parts for v in plan.standby.variants)
+        if has_copy_there and request.blamed in self._members.by_name:
             # What has ended a worker may end another: it takes the one that it has ended already, and the others go on.
-            copies = [v for v in copies if request.blamed in v.parts or request.blamed not in self._members.by_name]
+            mine, copies = ([v for v in there if set(v.parts) == {request.blamed}] for there in (mine, copies))
         crowded = bool(mine) and answer_more_at_once(len(copies), plan)
         if mine and not crowded and (len(request.lost) < MAX_DEATHS or not has_copies):
             queue = plan.policy.choose([variant.queue for variant in mine], now)

@@ -183,3 +183,25 @@ def test_a_request_is_not_kept_for_a_doubt_of_an_agent_that_is_gone():
     wire.until_answered(call)
     gc.collect()
     assert not [each for each in gc.get_objects() if isinstance(each, Request) and each.message.payload == (b"inputs of doubt",)]
+
+
+def test_a_request_that_has_ended_a_worker_waits_for_that_agents_copy_rather_than_run_on_a_plan_with_another():
+    wire = ready_wire("a", "b")
+    wire.until_answered(wire.run())
+    (plan,), (standby,) = wire.coordinator.planning.plans.values(), wire.coordinator.standbys.by_model.values()
+    (over_both,) = (variant for variant in plan.variants if set(variant.parts) == {"a", "b"})
+    (copy,) = (variant for variant in standby.variants if set(variant.parts) == {"a"})
+    call = wire.run()
+    wire.deliver_all()
+    (start,) = wire.started.values()
+    assert start.epoch == over_both.epoch
+    say(wire, "a", m.WorkerLost("it crashed", start.epoch, start.request, m.EndedBy.CRASH))
+    say(wire, "a", m.Deployed(over_both.epoch, 0.0))
+    wire.deliver_all()
+    assert over_both.is_ready
+    assert not wire.started
+    say(wire, "a", m.Deployed(copy.epoch, 0.0))
+    wire.deliver_all()
+    assert [again.epoch for again in wire.started.values()] == [copy.epoch]
+    wire.until_answered(call)
+    assert isinstance(wire.answer(call), c.RunResult)
