@@ -16,6 +16,7 @@ from bbgrap.shapemap import Interval, IntervalSet, ShapeMap
 from bbgrap.tdl.language import (
     Access,
     All,
+    Bordered,
     Constant,
     Description,
     Expression,
@@ -133,7 +134,7 @@ def _steps(expression: IndexExpression, name: str) -> Iterator[int]:
         case Sum2(left=left, right=right):
             yield from _steps(left, name)
             yield from _steps(right, name)
-        case Scaled(expression=inner):
+        case Scaled(expression=inner) | Bordered(expression=inner):
             yield from _steps(inner, name)
         case Quotient() | Remainder() | Index() | Constant():
             pass
@@ -147,7 +148,7 @@ def _factor_of(expression: IndexExpression, name: str) -> int:
             return _factor_of(left, name) + _factor_of(right, name)
         case Scaled(expression=inner, factor=factor):
             return abs(factor) * _factor_of(inner, name)
-        case Quotient() | Remainder() | Constant():
+        case Quotient() | Remainder() | Bordered() | Constant():
             return 0
 
 

@@ -102,7 +102,23 @@ class Remainder(_IndexArithmetic):
     divisor: int
 
 
-IndexExpression = Index | Constant | Sum2 | Scaled | Quotient | Remainder
+@dataclass(frozen=True, slots=True)
+class Bordered(_IndexArithmetic):
+    """`expression` from 0 to below the extent; outside the element at the border ("edge"), or the one as far inside ("reflect")."""
+
+    expression: IndexExpression
+    extent: int
+    border: Literal["edge", "reflect"]
+
+    def at(self, value: int) -> int:
+        """Return the element that a value of the expression stands for."""
+        last = self.extent - 1
+        if self.border == "edge":
+            return min(max(value, 0), last)
+        return last - abs(last - value % (2 * last)) if last else 0
+
+
+IndexExpression = Index | Constant | Sum2 | Scaled | Quotient | Remainder | Bordered
 """An integer expression over iteration indices; the union is closed, so that every `match` over it is checked for completeness."""
 
 
@@ -133,6 +149,12 @@ def bounds(expression: IndexExpression, of: Mapping[str, Bounds]) -> Bounds:
         case Remainder(expression=inner, divisor=divisor):
             low, high = bounds(inner, of)
             return (low % divisor, high % divisor) if low // divisor == high // divisor else (0, divisor - 1)
+        case Bordered(expression=inner, extent=extent):
+            low, high = bounds(inner, of)
+            last = max(1, extent - 1)
+            first_turn = -(-low // last) * last
+            elements = [expression.at(value) for value in {low, high, min(first_turn, high), min(first_turn + last, high)}]
+            return min(elements), max(elements)
 
 
 def indices_in(expression: IndexExpression) -> tuple[Index, ...]:
@@ -142,7 +164,7 @@ def indices_in(expression: IndexExpression) -> tuple[Index, ...]:
             return (expression,)
         case Sum2(left=left, right=right):
             return tuple(dict.fromkeys((*indices_in(left), *indices_in(right))))
-        case Scaled(expression=inner) | Quotient(expression=inner) | Remainder(expression=inner):
+        case Scaled(expression=inner) | Quotient(expression=inner) | Remainder(expression=inner) | Bordered(expression=inner):
             return indices_in(inner)
         case Constant():
             return ()

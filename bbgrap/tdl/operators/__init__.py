@@ -9,6 +9,7 @@ from bbgrap.tdl.operators import (  # noqa: F401 - that they are imported is all
     indexing,
     movement,
     normalizations,
+    padding,
     partials,
     products,
     quantized,

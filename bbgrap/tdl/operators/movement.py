@@ -1,4 +1,4 @@
-"""Operators that only move elements: concatenation, slices, padding, transposition, resizing."""
+"""Operators that only move elements: concatenation, slices, transposition, resizing."""
 
 from __future__ import annotations
 
@@ -86,53 +86,6 @@ def localize_slice(site: Site, region: ShapeMap, reads: Reads) -> tuple[LocalNod
         ends.append(end if end >= 0 else -(2**62))
     parameters = (integers(*starts), integers(*ends), integers(*stepped), integers(*(found[axis][1] for axis in stepped)))
     return (LocalNode("Slice", (Input(0), *parameters)),)
-
-
-def pad_widths(site: Site) -> tuple[tuple[int, int], ...] | None:
-    """Return (before, after) per axis of a Pad, or None where they are only known at run time."""
-    pads = site.constant(1)
-    if pads is None:
-        return None
-    rank = len(site.shape(0))
-    axes = [int(a) % rank for a in np.asarray(site.constant(3)).ravel()] if site.has(3) else list(range(rank))
-    widths = [(0, 0)] * rank
-    for position, axis in enumerate(axes):
-        widths[axis] = (int(pads[position]), int(pads[position + len(axes)]))
-    return tuple(widths)
-
-
-def describe_pad(site: Site) -> Description | None:
-    """out[i...] = x[i - before...], or the padding outside; axes that reflect, repeat or wrap cannot be split."""
-    widths = pad_widths(site)
-    if widths is None or (site.has(2) and site.constant(2) is None) or (site.has(3) and site.constant(3) is None):
-        return None
-    out = output_indices(site)
-    if site.text("mode", "constant") == "constant":
-        return Description(out, ScalarCall("copy", (operand(0)[tuple(i - before for i, (before, _) in zip(out, widths, strict=True))],)))
-    fixed = tuple(i for i, width in zip(out, widths, strict=True) if width != (0, 0))
-    return Description(out, Opaque("pad", (operand(0)[tuple(ALL if i in fixed else i for i in out)],), fixed))
-
-
-def localize_pad(site: Site, region: ShapeMap, reads: Reads) -> tuple[LocalNode, ...]:
-    """Pad by what of the tile lies outside the input; a tile wholly in the padding is a constant."""
-    widths, read = pad_widths(site), first_read(reads)
-    kind = site.inputs[0]
-    assert widths is not None, "described, so its widths are constant"
-    assert kind is not None, "a Pad has an input"
-    given = site.constant(2)
-    value = np.zeros((), kind.dtype.numpy) if given is None else given.reshape(())
-    if read.is_empty:
-        return (LocalNode("Identity", (ConstantOperand(np.full(region.shape, value, kind.dtype.numpy)),)),)
-    constant = site.text("mode", "constant") == "constant"
-    befores, afters = [], []
-    for axis, (before, after) in enumerate(widths):
-        if constant and (before, after) != (0, 0):
-            piece, extent = spatial_interval(site, region, axis), site.shape(0)[axis]
-            before, after = max(0, before - piece.start), max(0, piece.stop - before - extent)
-        befores.append(before)
-        afters.append(after)
-    operands = (Input(0), integers(*befores, *afters), *((ConstantOperand(value),) if constant else ()))
-    return (LocalNode("Pad", operands, {k: v for k, v in site.node.attributes.items() if k == "mode"}),)
 
 
 def permutation(site: Site) -> tuple[int, ...]:
@@ -305,6 +258,5 @@ def _interpolated(site: Site, region: ShapeMap, read: ShapeMap, axis: int, scale
 
 register(OperatorRule(describe_concat, localize_concat), "Concat")
 register(OperatorRule(describe_slice, localize_slice), "Slice")
-register(OperatorRule(describe_pad, localize_pad), "Pad")
 register(OperatorRule(describe_transpose), "Transpose")
 register(OperatorRule(describe_resize, localize_resize), "Resize")

@@ -2,11 +2,12 @@
 
 from itertools import product
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bbgrap.tdl.language import ALL, Access, Constant, Index, Max, Quotient, Reduce, Sum, bounds, indices, indices_in, operand
+from bbgrap.tdl.language import ALL, Access, Bordered, Constant, Index, Max, Quotient, Reduce, Sum, bounds, indices, indices_in, operand
 
 X, Y, Z = indices(x=6, y=5, z=4)
 
@@ -26,6 +27,9 @@ def value(expression, at):
             return value(expression.expression, at) // expression.divisor
         case "Remainder":
             return value(expression.expression, at) % expression.divisor
+        case "Bordered":
+            padded = np.pad(np.arange(expression.extent), 200, expression.border)
+            return int(padded[value(expression.expression, at) + 200])
 
 
 def expressions(leaves):
@@ -38,6 +42,7 @@ def expressions(leaves):
             st.builds(lambda a, k: k * a, inner, st.integers(-3, 3)),
             st.builds(lambda a, k: a // k, inner, st.integers(1, 4)),
             st.builds(lambda a, k: a % k, inner, st.integers(1, 4)),
+            st.builds(Bordered, inner, st.integers(1, 9), st.sampled_from(("edge", "reflect"))),
         ),
         max_leaves=5,
     )
