@@ -12,12 +12,13 @@ What stays unknown stays hidden, and nothing is inferred of it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass
+from math import prod
 
 import onnx
 import onnx.shape_inference
-from onnx import GraphProto, ModelProto, NodeProto
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto, numpy_helper
 
 from bbgrap.errors import ModelError
 from bbgrap.graph.onnx_tidy import bodies_of, copy_of, graphs_of, reads_of
@@ -28,18 +29,55 @@ _NEVER_BELOW_ZERO = frozenset(
         *("Abs", "Add", "And", "ArgMax", "ArgMin", "BatchNormalization", "Cast", "CastLike", "Ceil", "Clip", "Concat", "Constant"),
         *("ConstantOfShape", "Cos", "CumSum", "DequantizeLinear", "Div", "Dropout", "DynamicQuantizeLinear", "Einsum", "Equal", "Erf"),
         *("Exp", "Flatten", "Floor", "Gather", "GatherElements", "GatherND", "Gelu", "Gemm", "GlobalAveragePool", "GlobalMaxPool"),
-        *("Greater", "GreaterOrEqual", "GroupNormalization", "HardSigmoid", "HardSwish", "Identity", "InstanceNormalization", "IsInf"),
-        *("IsNaN", "LayerNormalization", "LeakyRelu", "Less", "LessOrEqual", "Log", "LogSoftmax", "MatMul", "MatMulInteger", "Max"),
+        *(
+            "Greater",
+            "GreaterOrEqual",
+            "GroupNormalization",
+            "HardSigmoid",
+            "HardSwish",
+            "Identity",
+            "If",
+            "InstanceNormalization",
+            "IsInf",
+        ),
+        *("IsNaN", "LayerNormalization", "LeakyRelu", "Less", "LessOrEqual", "Log", "LogSoftmax", "Loop", "MatMul", "MatMulInteger", "Max"),
         *("Mean", "Min", "Mod", "Mul", "Neg", "NonZero", "Not", "Or", "PRelu", "Pow", "QLinearMatMul", "QuantizeLinear", "Range"),
-        *("Reciprocal", "ReduceL2", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceProd", "ReduceSum", "Relu", "Reshape", "Round"),
-        *("ScatterElements", "ScatterND", "Shape", "Sigmoid", "Sign", "Sin", "Size", "Slice", "Softmax", "Softplus", "Sqrt", "Squeeze"),
+        *("Reciprocal", "ReduceL2", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceProd", "ReduceSum", "Relu", "Reshape", "Round", "Scan"),
+        *(
+            "ScatterElements",
+            "ScatterND",
+            "SequenceAt",
+            "SequenceConstruct",
+            "SequenceEmpty",
+            "SequenceErase",
+            "SequenceInsert",
+            "Shape",
+            "Sigmoid",
+            "Sign",
+            "Sin",
+            "Size",
+            "Slice",
+            "Softmax",
+            "Softplus",
+            "Sqrt",
+            "Squeeze",
+        ),
         *("Sub", "Sum", "Tanh", "Transpose", "Trilu", "Unsqueeze", "Where", "Xor"),
     )
 )
 """Operators that make no size below zero unless they read one: a slice behind others is looked at before it is shown to onnx."""
 
+_SHAPED_BY_FIRST = frozenset({"ScatterElements", "ScatterND", "Slice"})
+"""Operators whose output has a size below zero only if the first of what they read has one."""
+
 _WINDOWED = frozenset({"AveragePool", "Conv", "ConvInteger", "LpPool", "MaxPool", "QLinearConv"})
 """Operators that make no size below zero either, if their windows fit (`_fits_at_zero`)."""
+
+_BY_NUMBERS = {"Expand": (1, 1), "Pad": (1, 1), "Resize": (2, 3), "Split": (1, 1), "Tile": (1, 1), "TopK": (1, 1)}
+"""Operators that make no size below zero either if they are steered by constant numbers of which none is, by the places of those."""
+_MOST_NUMBERS = 64
+_NUMBERS = frozenset({TensorProto.FLOAT, TensorProto.INT32, TensorProto.INT64})
+"""So many, of these types, has a constant that is looked at for that."""
 
 _READ_TYPES = frozenset({"EyeLike", "RegexFullMatch", "DictVectorizer", "LabelEncoder", "TreeEnsemble"})
 """Operators of which onnx believes that the type of what they read is known. Found by random calls of all operators."""
@@ -75,10 +113,10 @@ def _inferred(proto: ModelProto, *, data_prop: bool) -> tuple[ModelProto, bool]:
     strangers = {node.domain for graph in graphs_of(draft.graph) for node in graph.node} - {entry.domain for entry in draft.opset_import}
     for domain in sorted(strangers):
         draft.opset_import.add(domain=domain, version=1)  # else onnx infers nothing at all; onnxruntime does, up to there
-    hidden = [*doubtful_slices(draft.graph), *_doubtful_others(draft.graph)]
-    for node in hidden:
-        node.op_type = _HIDDEN + node.op_type
-    steps = _steps_of(draft.graph)
+    others = _hide(_doubtful_others(draft.graph))
+    steps = _steps_of(draft.graph, _steering_well(draft.graph))
+    slices = _hide(_doubtful(steps, _below_zero(graphs_of(draft.graph))))
+    hidden = [*slices, *others]
     while True:
         inferred = onnx.shape_inference.infer_shapes(draft, data_prop=data_prop)
         hidden = [node for node in hidden if node.op_type.startswith(_HIDDEN)]
@@ -88,12 +126,27 @@ def _inferred(proto: ModelProto, *, data_prop: bool) -> tuple[ModelProto, bool]:
                 node.op_type = node.op_type.removeprefix(_LEFT)
             return inferred, bool(left)
         graphs = [*graphs_of(inferred.graph)] if any(step.bodies for step in steps) else [inferred.graph]
-        below = _below_zero(graphs)
-        for node in hidden:
-            if node.op_type == _HIDDEN + "Slice" and node.input and node.input[0] in below:
-                name, read = node.name or node.output[0], node.input[0][:80]
-                raise ModelError(f"node '{name}' (Slice): expected sizes of at least 0 of '{read}', got one below")
-        _show_ready(steps, set(), _typed(graphs))
+        below, behind = _below_zero(graphs), set[str]()
+        _check_slices(hidden, below)
+        _show_ready(steps, behind, _typed(graphs))
+        still = {id(node) for node in _doubtful(steps, below, behind)}
+        for node in slices:
+            if id(node) not in still:
+                node.op_type = "Slice"
+
+
+def _hide(nodes: Iterable[NodeProto]) -> list[NodeProto]:
+    hidden = [*nodes]
+    for node in hidden:
+        node.op_type = _HIDDEN + node.op_type
+    return hidden
+
+
+def _check_slices(hidden: Iterable[NodeProto], below: Container[str]) -> None:
+    for node in hidden:
+        if node.op_type == _HIDDEN + "Slice" and node.input and node.input[0] in below:
+            name, read = node.name or node.output[0], node.input[0][:80]
+            raise ModelError(f"node '{name}' (Slice): expected sizes of at least 0 of '{read}', got one below")
 
 
 def _is_doubtful(graph: GraphProto) -> bool:
@@ -115,28 +168,55 @@ def _parts_said(split: NodeProto) -> int:
 
 def doubtful_slices(graph: GraphProto) -> Iterator[NodeProto]:
     """Yield the slices, in order, that may read a size below zero, here and in bodies; the nodes of the graph are sorted."""
-    has_slices = any(node.op_type == "Slice" for inner in graphs_of(graph) for node in inner.node)
-    return _follow(graph, _below_zero(graphs_of(graph))) if has_slices else iter(())
+    if not any(node.op_type == "Slice" for inner in graphs_of(graph) for node in inner.node):
+        return iter(())
+    return _doubtful(_steps_of(graph, _steering_well(graph)), _below_zero(graphs_of(graph)))
 
 
-def _follow(graph: GraphProto, made: set[str]) -> Iterator[NodeProto]:
-    """Yield the doubtful slices, and add to `made` the values that may have a size below zero."""
-    for node in graph.node:
-        doubted = any(name in made for name in reads_of(node))
-        for body in bodies_of(node):
+def _steering_well(graph: GraphProto) -> set[str]:
+    """Return the constants of a graph, not of its bodies, that are a few numbers not below zero."""
+    constants = [(tensor.name, tensor) for tensor in graph.initializer]
+    constants += [(n.output[0], a.t) for n in graph.node if n.op_type == "Constant" for a in n.attribute if a.name == "value"]
+    numbers = [(name, t) for name, t in constants if t.data_type in _NUMBERS and 0 < prod(t.dims) <= _MOST_NUMBERS]
+    found = {name for name, t in numbers if t.data_location != TensorProto.EXTERNAL and (numpy_helper.to_array(t) >= 0).all()}
+    for body in graphs_of(graph):
+        if body is not graph:
+            found.difference_update(value.name for value in (*body.input, *body.initializer))
+            found.difference_update(name for node in body.node for name in node.output)
+    return found
+
+
+def _doubtful(steps: Iterable[_Step], made: set[str], behind: Container[str] | None = None) -> Iterator[NodeProto]:
+    """Yield the doubtful slices, and add to `made`, which have a size below zero, the values that may have one.
+
+    Of those that are not `behind` something hidden it is known already.
+    """
+    for step in steps:
+        doubted = not made.isdisjoint(step.shaped_by)
+        for body in step.bodies:
             if doubted:
-                made.update(value.name for value in body.input)
-            yield from _follow(body, made)
-        if node.op_type == "Slice" and not node.domain:
-            if doubted and node.output:
-                yield node
-        elif (doubted and node.op_type not in _OF_SHAPES) or not _keeps_above_zero(node):
-            made.update(node.output)
+                made.update(body.inputs)
+            yield from _doubtful(body.steps, made, behind)
+        if step.is_slice:
+            if doubted and step.makes:
+                yield step.node
+        elif doubted or not (step.keeps_above_zero and all(made.isdisjoint(body.outputs) for body in step.bodies)):
+            made.update(step.makes if behind is None else (name for name in step.makes if name in behind))
 
 
-def _keeps_above_zero(node: NodeProto) -> bool:
-    """Whether a node makes no size below zero unless it reads one."""
-    return not node.domain and (node.op_type in _NEVER_BELOW_ZERO or (node.op_type in _WINDOWED and _fits_at_zero(node)))
+def _keeps_above_zero(node: NodeProto, steering_well: Container[str]) -> bool:
+    """Whether a node makes no size below zero unless it reads one, or makes one in a body."""
+    if node.domain:
+        return False
+    if node.op_type in _BY_NUMBERS:
+        numbers = [name for place in _BY_NUMBERS[node.op_type] for name in node.input[place : place + 1] if name]
+        return all(name in steering_well for name in numbers) if numbers else _splits_evenly(node)
+    return node.op_type in _NEVER_BELOW_ZERO or (node.op_type in _WINDOWED and _fits_at_zero(node))
+
+
+def _splits_evenly(node: NodeProto) -> bool:
+    """Whether a node makes equal parts, or two almost equal ones: of more the last may be so much smaller that it is below zero."""
+    return node.op_type == "Split" and _parts_said(node) <= 2 and all(attribute.name != "split" for attribute in node.attribute)
 
 
 def _fits_at_zero(node: NodeProto) -> bool:
@@ -157,12 +237,15 @@ def _fits_at_zero(node: NodeProto) -> bool:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Step:
-    """A node, and what is asked of it whenever nodes are shown: what it reads and makes, and its bodies."""
+    """A node, and what is asked of it whenever nodes are shown: what it reads and makes, what gives it its shape, and its bodies."""
 
     node: NodeProto
     reads: tuple[str, ...]
+    shaped_by: tuple[str, ...]
     makes: tuple[str, ...]
     bodies: tuple[_Body, ...]
+    is_slice: bool
+    keeps_above_zero: bool
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -172,12 +255,19 @@ class _Body:
     outputs: tuple[str, ...]
 
 
-def _steps_of(graph: GraphProto) -> tuple[_Step, ...]:
-    return tuple(_Step(node, tuple(reads_of(node)), tuple(node.output), tuple(map(_body_of, bodies_of(node)))) for node in graph.node)
+def _steps_of(graph: GraphProto, steering_well: Container[str]) -> tuple[_Step, ...]:
+    return tuple(_step_of(node, steering_well) for node in graph.node)
 
 
-def _body_of(graph: GraphProto) -> _Body:
-    return _Body(tuple(value.name for value in graph.input), _steps_of(graph), tuple(value.name for value in graph.output))
+def _step_of(node: NodeProto, steering_well: Container[str]) -> _Step:
+    reads, op = tuple(reads_of(node)), "" if node.domain else node.op_type
+    shaped_by = reads[:1] if op in _SHAPED_BY_FIRST else () if op in _OF_SHAPES else reads
+    bodies = tuple(_body_of(body, steering_well) for body in bodies_of(node))
+    return _Step(node, reads, shaped_by, tuple(node.output), bodies, op == "Slice", _keeps_above_zero(node, steering_well))
+
+
+def _body_of(graph: GraphProto, steering_well: Container[str]) -> _Body:
+    return _Body(tuple(value.name for value in graph.input), _steps_of(graph, steering_well), tuple(value.name for value in graph.output))
 
 
 def _show_ready(steps: Iterable[_Step], behind: set[str], typed: set[str]) -> None:

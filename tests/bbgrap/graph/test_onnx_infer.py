@@ -28,6 +28,9 @@ _BELOW_ZERO = {
     "pads below zero": f"(float[1,3] x) => (float[a,b] y) <int64[4] p = {{-5,0,0,0}}, {_BOUNDS}> {{z = Pad(x, p) y = Slice(z, s, e, a)}}",
     "parts below zero": f"(float[1,3] x) => (float[a,b] y) <int64[2] p = {{-5,6}}, {_BOUNDS}>"
     " {z, r = Split <axis = 0> (x, p) y = Slice(z, s, e, a)}",
+    "made in a loop": f"(float[1,1,3] x, int64 n, bool c) => (float[h,i,j,k] y) <{_BOUNDS}> {{v, z = Loop (n, c, x) <body = g1"
+    " (int64 step, bool on, float[1,1,3] v1) => (bool go, float[i,j,k] v2, float[l,m,o] r)"
+    " {go = Identity(on) v2 = Relu(v1) r = MaxPool <kernel_shape = [5]> (x)}> y = Slice(z, s, e, f)}",
     "in a branch": f"(float[1,1,3] x, bool c) => (float[i,j,k] y) <{_BOUNDS}> {{y = If (c) <then_branch = g1 () => (float[i,j,k] r)"
     " {z = MaxPool <kernel_shape = [5]> (x) r = Slice(z, s, e, f)}, else_branch = g2 () => (float[l,m,n] q) {q = Relu(x)}>}",
 }
@@ -167,6 +170,48 @@ def _rounds(monkeypatch):
     made, infer = [], onnx.shape_inference.infer_shapes
     monkeypatch.setattr(onnx.shape_inference, "infer_shapes", lambda *args, **options: made.append(1) or infer(*args, **options))
     return made
+
+
+_STEERED = {
+    "Split <axis = 0, num_outputs = 2> (x)": True,
+    "Split <axis = 0> (x)": True,
+    "Split <axis = 0, num_outputs = 3> (x)": False,
+    "Split <axis = 0> (x, well)": True,
+    "Split <axis = 0> (x, badly)": False,
+    "Pad (x, well)": True,
+    "Pad (x, badly)": False,
+    "Pad (x, told)": False,
+    "Expand (x, well)": True,
+    "Expand (x, told)": False,
+    "Resize (x, , , well)": True,
+    "Tile (x, badly)": False,
+    "ScatterND (x, places, x)": True,
+    "SequenceAt (list, o)": True,
+}
+
+
+@pytest.mark.parametrize("call", _STEERED)
+def test_what_makes_sizes_by_constant_numbers_makes_none_below_zero(call):
+    makes = "z, r, q" if "= 3" in call else "z, r" if "Split" in call else "z"
+    text = f"""(float[n] x, int64[k] told) => (float[a] y) <{_BOUNDS}, int64[2] well = {{1, 1}}, int64[2] badly = {{-1, 3}},
+        int64 o = {{0}}> {{places = Expand(o, told) list = SequenceConstruct(x, x) {makes} = {call} y = Slice(z, s, e, a)}}"""
+    proto = parser.parse_model(_HEAD + text)
+    assert any(doubtful_slices(proto.graph)) != _STEERED[call]
+
+
+def test_constants_in_a_body_under_the_same_name_steer_nothing():
+    text = f"""(float[n] x, bool c) => (float[a] y) <{_BOUNDS}, int64[2] p = {{1, 1}}> {{y = If (c) <then_branch = g1 () => (float[i] r)
+        <int64[2] p = {{-1, -1}}> {{q = Pad(x, p) r = Slice(q, s, e, a)}}, else_branch = g2 () => (float[l] t) {{t = Relu(x)}}>}}"""
+    assert any(doubtful_slices(parser.parse_model(_HEAD + text).graph))
+
+
+def test_what_is_known_not_to_be_below_zero_puts_no_slice_behind_it_in_doubt(monkeypatch):
+    """The class token of a vision transformer is expanded by numbers that are computed: every slice behind it was a round."""
+    rounds = _rounds(monkeypatch)
+    cuts = "".join(f" z{k} = Relu(x{k}) x{k + 1} = Slice(z{k}, s, e, f)" for k in range(_IN_A_ROW))
+    text = f"(float[1,1,n] x, int64[3] told) => (float[a,b,c] x{_IN_A_ROW}) <{_BOUNDS}> {{x0 = Expand(x, told){cuts}}}"
+    infer_shapes(parser.parse_model(_HEAD + text))
+    assert len(rounds) == 2
 
 
 def test_size_below_zero_that_a_file_declares_is_any_size(tmp_path):
