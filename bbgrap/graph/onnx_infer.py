@@ -18,7 +18,7 @@ from math import prod
 
 import onnx
 import onnx.shape_inference
-from onnx import GraphProto, ModelProto, NodeProto, TensorProto, numpy_helper
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto, TypeProto, numpy_helper
 
 from bbgrap.errors import ModelError
 from bbgrap.graph.onnx_tidy import bodies_of, copy_of, graphs_of, reads_of
@@ -306,6 +306,13 @@ def _below_zero(graphs: Iterable[GraphProto]) -> set[str]:
     found: set[str] = set()
     for graph in graphs:
         values = (*graph.input, *graph.value_info, *graph.output)
-        found |= {value.name for value in values if any(dim.dim_value < 0 for dim in value.type.tensor_type.shape.dim)}
+        found |= {value.name for value in values if any(dim.dim_value < 0 for dim in _tensor_of(value.type).shape.dim)}
         found |= {tensor.name for tensor in graph.initializer if min(tensor.dims, default=0) < 0}
     return found
+
+
+def _tensor_of(kind: TypeProto) -> TypeProto.Tensor:
+    """Return the type of the tensors of which a value consists."""
+    while (which := kind.WhichOneof("value")) in {"sequence_type", "optional_type"}:
+        kind = (kind.sequence_type if which == "sequence_type" else kind.optional_type).elem_type
+    return kind.tensor_type

@@ -214,6 +214,12 @@ def test_what_is_known_not_to_be_below_zero_puts_no_slice_behind_it_in_doubt(mon
     assert len(rounds) == 2
 
 
+def test_size_below_zero_of_what_a_sequence_holds_is_seen():
+    text = f"(seq(float[-3,4]) x) => (float[a,b] y) <{_BOUNDS}, int64 o = {{0}}> {{z = SequenceAt(x, o) y = Slice(z, s, e, a)}}"
+    with pytest.raises(ModelError, match="got one below"):
+        infer_shapes(parser.parse_model(_HEAD + text))
+
+
 def test_size_below_zero_that_a_file_declares_is_any_size(tmp_path):
     """Some exporters write -1; onnxruntime runs it."""
     proto = parser.parse_model(_HEAD + f"(float[2,3] x) => (float[2,3] y) <{_BOUNDS}> {{z = Relu(x) y = Slice(z, s, e, a)}}")
