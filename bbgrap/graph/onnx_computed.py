@@ -14,7 +14,8 @@ import onnx.shape_inference
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, numpy_helper
 
 from bbgrap.errors import ModelError
-from bbgrap.graph.onnx_infer import doubtful_slices, infer_shapes
+from bbgrap.graph.onnx_below_zero import doubtful_slices
+from bbgrap.graph.onnx_infer import infer_shapes
 from bbgrap.graph.onnx_limits import MAX_GROWTH, dtype_of
 from bbgrap.graph.onnx_tidy import bodies_of, copy_of, reads_of
 

@@ -11,8 +11,9 @@ from onnx import parser
 from bbgrap.engine.load import load_graph
 from bbgrap.engine.reload import ReloadedModel
 from bbgrap.errors import ModelError
-from bbgrap.graph import onnx_infer
-from bbgrap.graph.onnx_infer import doubtful_slices, infer_shapes
+from bbgrap.graph import onnx_below_zero
+from bbgrap.graph.onnx_below_zero import doubtful_slices
+from bbgrap.graph.onnx_infer import infer_shapes
 from bbgrap.graph.onnx_tidy import reads_of
 
 _HEAD = '<ir_version: 8, opset_import: ["" : 17]> g '
@@ -150,7 +151,7 @@ def test_slices_in_a_row_behind_windows_that_fit_are_inferred_at_once(window, mo
 
 def test_every_node_is_looked_at_once_however_many_slices_are_in_a_row(monkeypatch):
     rounds, looked = _rounds(monkeypatch), []
-    monkeypatch.setattr(onnx_infer, "reads_of", lambda node: looked.append(node) or reads_of(node))
+    monkeypatch.setattr(onnx_below_zero, "reads_of", lambda node: looked.append(node) or reads_of(node))
     proto = _slices_in_a_row("kernel_shape = [3]")
     infer_shapes(proto)
     assert len(rounds) == _IN_A_ROW + 1
