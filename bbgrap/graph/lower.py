@@ -27,9 +27,9 @@ from bbgrap.graph.weights import make_weight
 _SLICE_WITH_INPUTS = 10
 """The opset from which `Slice` takes starts and ends as inputs."""
 
-_RECURRENT = frozenset({"LSTM", "GRU", "RNN"})
+RECURRENT = frozenset({"LSTM", "GRU", "RNN"})
 """Operators every one of whose outputs may be absent."""
-_OPTIONAL_OUTPUTS = _RECURRENT | {
+_OPTIONAL_OUTPUTS = RECURRENT | {
     "LayerNormalization",
     "SimplifiedLayerNormalization",
     "SkipLayerNormalization",
@@ -131,7 +131,7 @@ def drop_unread_outputs(graph: Graph) -> Graph:
     for node in graph.nodes:
         outputs = node.outputs
         if node.op in _OPTIONAL_OUTPUTS and any(name in read for name in outputs):
-            stays = 0 if node.op in _RECURRENT else 1
+            stays = 0 if node.op in RECURRENT else 1
             outputs = tuple(name if name in read or place < stays else "" for place, name in enumerate(outputs))
         nodes.append(node if outputs == node.outputs else replace(node, outputs=trimmed(outputs)))
     return replace(graph, nodes=tuple(nodes))

@@ -35,8 +35,6 @@ from bbgrap.tdl.language import (
 )
 
 Shape = tuple[int, ...]
-OPAQUE_FLOPS_PER_ELEMENT = 8
-"""Work of an opaque function per output element: chosen (an exponential, a division and a few additions); it never dominates a model."""
 
 
 def input_regions(
@@ -164,7 +162,7 @@ def _work(expression: Expression, reduction: Mapping[str, Interval]) -> int:
         case Reduce(over=over, body=body):
             steps = prod(len(reduction[i.name]) if i.name in reduction else i.extent for i in over)
             return steps * (1 + _work(body, reduction))
-        case Opaque():
-            return OPAQUE_FLOPS_PER_ELEMENT
+        case Opaque(flops=flops_of_one):
+            return flops_of_one
         case Access():
             return 0

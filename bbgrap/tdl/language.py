@@ -221,13 +221,21 @@ class Reduce(_Arithmetic):
     body: Expression
 
 
+OPAQUE_FLOPS = 8
+"""Work of an opaque function per output element: chosen (an exponential, a division and a few additions)."""
+
+
 @dataclass(frozen=True, slots=True)
 class Opaque(_Arithmetic):
-    """An unknown function of whole slices, of which the element at `element` is taken; no index in `element` can be split."""
+    """An unknown function of whole slices, of which the element at `element` is taken; no index in `element` can be split.
+
+    `flops` is its work for one output element, of those with sums inside.
+    """
 
     function: str
     arguments: tuple[Access, ...]
     element: tuple[Index, ...]
+    flops: int = OPAQUE_FLOPS
 
 
 Expression = Access | ScalarCall | Reduce | Opaque

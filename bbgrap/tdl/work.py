@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from math import prod
 
 from bbgrap.graph import Graph, Node
+from bbgrap.graph.lower import RECURRENT
 from bbgrap.shapemap import Interval, ShapeMap
 from bbgrap.tdl.analysis import flops, input_regions, output_regions
 from bbgrap.tdl.language import Description, Descriptions
@@ -53,11 +54,11 @@ class WorkCounter:
             return NO_WORK
         description = self._descriptions[node.name]
         operations = 0 if description is None or node.op == _LOOKUP else flops(description, writes[0], reduction) // site.unused
-        if node.op == _WHOLE_PRODUCT and reads[0] is not None:  # its description says nothing of the sum, since rows stay whole
-            operations += 2 * writes[0].size * reads[0].shape[-1]
         sizes = [0 if read is None or not bytes_ else read.size * bytes_ for read, bytes_ in zip(reads, site.bytes_read, strict=False)]
         if node.op == _LOOKUP:  # of a table only what is looked up is read
             sizes[0] = min(sizes[0], writes[0].size * site.bytes_made[0])
+        if node.op in RECURRENT:  # every step reads the weights of the one before
+            sizes[_STATE_WEIGHTS] *= reads[0].shape[0] if reads[0] is not None else 1
         weights = sum(size for size, is_weight in zip(sizes, site.weights, strict=False) if is_weight)
         maps = sum(sizes) - weights + sum(of.size * bytes_ for of, bytes_ in zip(writes, site.bytes_made, strict=True))
         return Work(site.kind, operations, weights, maps)
@@ -119,7 +120,8 @@ def _is_in_place(graph: Graph, node: Node, name: str) -> bool:
 
 
 _LOOKUP = "Gather"
-_WHOLE_PRODUCT = "DynamicQuantizeMatMul"
+_STATE_WEIGHTS = 2
+"""Which operand of a recurrent layer has the weights that meet its state."""
 _ACTIVATIONS = frozenset({"Relu", "LeakyRelu", "Clip", "Sigmoid", "Tanh", "HardSigmoid"})
 _CONVOLUTIONS = frozenset({"Conv", "FusedConv", "ConvTranspose", "ConvInteger", "QLinearConv", "DeformConv", "NhwcConv"})
 _CONVOLUTIONS_OF_BYTES = frozenset({"ConvInteger", "QLinearConv"})
@@ -137,7 +139,7 @@ _PRODUCTS = _PRODUCTS_OF_BYTES | frozenset(
         "MultiHeadAttention",
         "GroupQueryAttention",
     }
-    | {"LSTM", "GRU", "RNN"}
+    | RECURRENT
 )
 _OF_BYTES = frozenset({"QLinearAdd", "QLinearMul", "QLinearLeakyRelu", "QLinearSigmoid", "QLinearSoftmax", "QLinearWhere", "QLinearConcat"})
 _POOLS = frozenset(
@@ -188,5 +190,6 @@ def _kind_of_convolution(graph: Graph, node: Node) -> str:
 def _kind_of_product(graph: Graph, node: Node) -> str:
     if node.op in _PRODUCTS_OF_BYTES:
         return "matmul_int8"
-    made = graph.types[node.first_output].shape or (1,)
-    return "matvec" if prod(made[:-1]) <= FEW_ROWS else "matmul"
+    made = graph.types[node.first_output].shape or (1, 1)
+    rows = made[-2] if node.op in RECURRENT else prod(made[:-1])
+    return "matvec" if rows <= FEW_ROWS else "matmul"

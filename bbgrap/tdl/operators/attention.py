@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from bbgrap.graph.types import Attribute
 from bbgrap.shapemap import ShapeMap
-from bbgrap.tdl.language import ALL, Access, Description, Index, IndexExpression, Subscript, operand
+from bbgrap.tdl.language import ALL, OPAQUE_FLOPS, Access, Description, Index, IndexExpression, Subscript, operand
 from bbgrap.tdl.operators.common import (
     Reads,
     broadcast,
@@ -93,6 +93,11 @@ class AttentionReads:
         return operand(number)[tuple(0 if extent == 1 else place for place, extent in zip(tail, shape, strict=True))]
 
 
+def attention_flops(keys: int) -> int:
+    """Return the work of one output element: a product with every key, a softmax, and a product with every value."""
+    return OPAQUE_FLOPS + 4 * keys
+
+
 def attention_reads(site: Site, out: tuple[Index, ...], *, queries: bool, heads: bool) -> tuple[AttentionReads, set[int]]:
     """Return where it reads, and the output axes that stay whole; `queries` and `heads` tell whether they split."""
     form = heads_of(site)
@@ -117,7 +122,8 @@ def describe_attention(site: Site) -> Description | None:
     reads += [place.rows(k, of_query=False) for k in (4, 5) if site.has(k)]
     if site.has(6):
         reads.append(operand(6)[(out[0],)])
-    return with_whole_axes("attention", out, reads, fixed)
+    keys = sum(site.shape(k)[-2] for k in (1, 4) if site.has(k))
+    return with_whole_axes("attention", out, reads, fixed, attention_flops(keys))
 
 
 def localize_attention(site: Site, region: ShapeMap, reads: Reads) -> tuple[LocalNode, ...]:
@@ -160,7 +166,8 @@ def describe_multi_head_attention(site: Site) -> Description | None:
     if site.has(5):
         reads.append(place.bias(5))
     reads += [place.rows(k, of_query=False) for k in (6, 7) if site.has(k)]
-    found = with_whole_axes("attention", out, reads, fixed)
+    keys = sum(site.shape(k)[-2] for k in (1, 6) if site.has(k))
+    found = with_whole_axes("attention", out, reads, fixed, attention_flops(keys))
     head: Subscript = ALL if place.group is None else place.group
     return None if found is None else replace(found, extra=((out[0], head, ALL, ALL),) * caches)
 
@@ -179,7 +186,8 @@ def describe_fused_attention(site: Site) -> Description | None:
     if site.has(5):
         bias = site.shape(5)
         reads.append(operand(5)[0 if bias[0] == 1 else out[0], ALL, ALL, ALL])
-    return with_whole_axes("attention", out, reads, {1, 2})
+    words, features = site.shape(0)[1:]
+    return with_whole_axes("attention", out, reads, {1, 2}, attention_flops(words) + 6 * features)
 
 
 def _turned(site: Site, out: tuple[Index, ...], fixed: set[int]) -> tuple[Access, set[int]]:

@@ -9,7 +9,18 @@ import numpy as np
 
 from bbgrap.errors import PlanError
 from bbgrap.shapemap import Interval, ShapeMap
-from bbgrap.tdl.language import ALL, Access, Constant, Description, Index, IndexExpression, Opaque, ScalarCall, Subscript, operand
+from bbgrap.tdl.language import (
+    ALL,
+    OPAQUE_FLOPS,
+    Access,
+    Constant,
+    Description,
+    Index,
+    IndexExpression,
+    Opaque,
+    Subscript,
+    operand,
+)
 from bbgrap.tdl.rule import ConstantOperand, LocalNode, LocalOperand, Result, Site
 
 Reads = tuple[ShapeMap | None, ...]
@@ -44,12 +55,14 @@ def but(out: Sequence[IndexExpression], axes: Collection[int]) -> tuple[Subscrip
     return tuple(ALL if axis in axes else index for axis, index in enumerate(out))
 
 
-def with_whole_axes(function: str, out: tuple[Index, ...], reads: Sequence[Access], axes: Collection[int]) -> Description | None:
-    """Describe a function that needs some of its output's axes whole; None if these are all axes."""
+def with_whole_axes(
+    function: str, out: tuple[Index, ...], reads: Sequence[Access], axes: Collection[int], flops: int = OPAQUE_FLOPS
+) -> Description | None:
+    """Describe a function that needs some of its output's axes whole, or none, with its work per element; None if these are all axes."""
     if len(set(axes)) == len(out):
         return None
     fixed = tuple(index for axis, index in enumerate(out) if axis in axes)
-    return Description(out, Opaque(function, tuple(reads), fixed) if fixed else ScalarCall(function, tuple(reads)))
+    return Description(out, Opaque(function, tuple(reads), fixed, flops))
 
 
 def yields_only_first(site: Site) -> bool:

@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from bbgrap.tdl.language import ALL, Description, Subscript, operand
-from bbgrap.tdl.operators.attention import MICROSOFT, attention_reads, localize_attention
+from bbgrap.tdl.operators.attention import MICROSOFT, attention_flops, attention_reads, localize_attention
 from bbgrap.tdl.operators.common import output_indices, wholes, with_whole_axes
 from bbgrap.tdl.rule import OperatorRule, Site, register
 
@@ -48,7 +48,8 @@ def describe_group_query(site: Site) -> Description | None:
     if site.has(SINK):
         reads.append(operand(SINK)[(place.of_group(place.heads.shared),)])
     group: Subscript = ALL if place.group is None else place.group
-    found = with_whole_axes("attention", out, reads, fixed)
+    keys = site.shape(1)[1] + (site.shape(PAST_KEY)[2] if site.has(PAST_KEY) else 0)
+    found = with_whole_axes("attention", out, reads, fixed, attention_flops(keys))
     return None if found is None else replace(found, extra=((batch, group, ALL, ALL),) * (len(site.outputs) - 1))
 
 

@@ -97,7 +97,8 @@ def describe_dynamic_quantize_matmul(site: Site) -> Description | None:
     if len(site.shape(1)) != 2 or product.column is None or len(reads) != len(columns):
         return None
     fixed = range(len(product.outputs) - 1)
-    return with_whole_axes("product", product.outputs, [whole(site, 0), operand(1)[ALL, product.column], *reads], fixed)
+    reads = [whole(site, 0), operand(1)[ALL, product.column], *reads]
+    return with_whole_axes("product", product.outputs, reads, fixed, 2 * site.shape(0)[-1])
 
 
 def describe_qgemm(site: Site) -> Description | None:

@@ -89,6 +89,9 @@ def _recurrent(draw: Draw, op: str) -> Case:
     while operands[-1] is None:
         operands.pop()
     attributes: dict[str, Attribute] = {"hidden_size": hidden, "direction": direction}
+    if draw(st.booleans()):
+        functions = st.sampled_from(("Relu", "Tanh", "Sigmoid"))
+        attributes["activations"] = tuple(draw(functions) for _ in range(ways * {"LSTM": 3, "GRU": 2, "RNN": 1}[op]))
     position = draw(st.integers(0, 2 if op == "LSTM" else 1))
     return Case(op, tuple(operands), attributes, opset=14, exact=False, loose=None, position=position, below={4: length})
 

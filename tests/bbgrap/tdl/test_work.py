@@ -1,0 +1,78 @@
+"""The work of operators whose descriptions keep sums inside: that of the products which they are made of."""
+
+import numpy as np
+import pytest
+
+from bbgrap.graph.types import DType, TensorType
+from bbgrap.shapemap import ShapeMap
+from bbgrap.tdl.rule import describe
+from bbgrap.tdl.work import work_of
+from tests.bbgrap.tdl.test_rule import graph_of
+
+STEPS, BATCH, SIZE, HIDDEN = 50, 2, 32, 24
+GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
+MICROSOFT = "com.microsoft"
+
+
+def recurrent(op, *, last=False):
+    """A layer of both directions; of `last` only the state behind the last step is in use."""
+    rows = GATES[op] * HIDDEN
+    weights = {1: np.zeros((2, rows, SIZE), np.float32), 2: np.zeros((2, rows, HIDDEN), np.float32)}
+    inputs = (tensor(STEPS, BATCH, SIZE), *(tensor(*weight.shape) for weight in weights.values()))
+    made = tensor(2, BATCH, HIDDEN) if last else tensor(STEPS, 2, BATCH, HIDDEN)
+    options = {"attributes": {"hidden_size": HIDDEN, "direction": "bidirectional"}, "outputs": ("", "h") if last else ("y",)}
+    return graph_of(op, inputs, output=made, constants=weights, **options)
+
+
+def tensor(*shape):
+    return TensorType(DType.FLOAT, shape)
+
+
+def work(graph, region=None):
+    (node,) = graph.nodes
+    whole = ShapeMap.full(graph.types[node.first_output].known_shape)
+    return work_of(graph, node, describe(graph, node), whole if region is None else region(whole))
+
+
+@pytest.mark.parametrize("op", GATES)
+def test_a_recurrent_layer_is_a_product_with_its_weights_a_step(op):
+    done = work(recurrent(op))
+    assert done.flops == 2 * 2 * STEPS * BATCH * GATES[op] * HIDDEN * (SIZE + HIDDEN)
+    assert done.weight_bytes == 4 * 2 * GATES[op] * HIDDEN * (SIZE + STEPS * HIDDEN)
+    assert done.kind == "matvec"
+    assert work(recurrent(op, last=True)).flops == done.flops
+
+
+@pytest.mark.parametrize("op", GATES)
+def test_one_of_two_directions_is_half_the_work(op):
+    both, one = (work(recurrent(op), region) for region in (None, lambda whole: whole.replace(1, ShapeMap.of((1, 2)).axes[0])))
+    assert (2 * one.flops, 2 * one.weight_bytes) == (both.flops, both.weight_bytes)
+
+
+WORDS, KEYS, HEADS, HEAD = 30, 70, 4, 16
+FEATURES = HEADS * HEAD
+PRODUCTS = 4 * WORDS * KEYS * FEATURES
+"""Operations of the products of queries with keys and of scores with values."""
+
+
+def rows(count):
+    return tensor(1, count, FEATURES)
+
+
+@pytest.mark.parametrize(
+    ("domain", "op", "inputs", "expected"),
+    [
+        ("", "Attention", (tensor(1, HEADS, WORDS, HEAD), *(tensor(1, HEADS, KEYS, HEAD),) * 2), PRODUCTS),
+        (MICROSOFT, "MultiHeadAttention", (rows(WORDS), rows(KEYS), rows(KEYS)), PRODUCTS),
+        (
+            MICROSOFT,
+            "Attention",
+            (rows(WORDS), tensor(FEATURES, 3 * FEATURES)),
+            4 * WORDS * WORDS * FEATURES + 6 * WORDS * FEATURES * FEATURES,
+        ),
+    ],
+)
+def test_attention_is_charged_for_its_products(domain, op, inputs, expected):
+    made = inputs[0]
+    graph = graph_of(op, inputs, output=made, attributes={"num_heads": HEADS}, domain=domain, opset=23)
+    assert expected <= work(graph).flops <= 1.1 * expected
