@@ -1,8 +1,9 @@
 """The forms of a model that are planned: as it is, and with operators that read all of a tensor taken apart so that they can be cut.
 
 Machines that have the whole model keep the first form. The second has dynamic quantizers with their ranges apart
-(`bbgrap.graph.dynamic_ranges`), which answers with the same bits, and normalisations of maps whose statistics are partial sums
-(`bbgrap.graph.divided_norms`), which does not: so these are left where a jump that counts depends on them, as other partial sums are.
+(`bbgrap.graph.dynamic_ranges`), which answers with the same bits. Normalisations of maps whose statistics are partial sums
+(`bbgrap.graph.divided_norms`) and attention apart from its projections (`bbgrap.graph.divided_attention`) do not: these are left where a
+jump that counts depends on them, as other partial sums are.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from bbgrap.graph import Graph
+from bbgrap.graph.divided_attention import with_attention_apart
 from bbgrap.graph.divided_norms import with_divided_norms
 from bbgrap.graph.dynamic_ranges import with_ranges_apart
 from bbgrap.tdl.bit_sensitive import bit_sensitive_nodes
@@ -17,7 +19,8 @@ from bbgrap.tdl.bit_sensitive import bit_sensitive_nodes
 
 def forms_of(graph: Graph) -> tuple[Graph, ...]:
     """Return a graph as it is, and with what can be cut then taken apart, if there is anything."""
-    apart = with_divided_norms(with_ranges_apart(graph), bit_sensitive_nodes(graph))
+    kept = bit_sensitive_nodes(graph)
+    apart = with_divided_norms(with_attention_apart(with_ranges_apart(graph), kept), kept)
     return (graph,) if apart is graph else (graph, apart)
 
 

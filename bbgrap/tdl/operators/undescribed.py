@@ -47,7 +47,7 @@ _STANDARD: dict[str, str] = {
 _MICROSOFT: dict[str, str] = {
     "DynamicQuantizeLSTM": f"{_DYNAMIC} at every step",
     "EmbedLayerNormalization": _SEVERAL,
-    "QAttention": f"quantizes its intermediate results: {_DYNAMIC}",
+    "QAttention": "reads its packed weights whole; where it can be, it is replaced by what can be divided",
     "QLinearReduceMean": "onnxruntime has no kernel of it for processors",
 }
 

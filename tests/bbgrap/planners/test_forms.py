@@ -1,4 +1,4 @@
-"""The forms of a model: normalisations are cut by rows with one exchange, and not where a jump that counts follows."""
+"""The forms of a model: normalisations are cut by rows, fused attention by heads, and not where a jump that counts follows."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from bbgrap.cluster import Cluster
+from bbgrap.cluster.types import Link, Network
 from bbgrap.compiler.export import export
 from bbgrap.compiler.simulate import simulate
 from bbgrap.engine.kernels import local_kernels
@@ -16,6 +17,7 @@ from bbgrap.graph import DType, Node, TensorType
 from bbgrap.planners.forms import form_with, forms_of
 from bbgrap.planners.options import PlanOptions
 from bbgrap.program.steps import Receive
+from tests.bbgrap.graph.test_divided_attention import fused
 from tests.bbgrap.graph.test_divided_norms import norm
 from tests.partition import plain_outputs
 
@@ -59,3 +61,18 @@ def test_a_form_is_found_by_the_names_of_its_nodes() -> None:
     assert form_with(graph, apart.node_by_name) == apart
     assert form_with(graph, graph.node_by_name) is graph
     assert form_with(graph, ["other"]) is graph
+
+
+def test_heads_of_fused_attention_are_divided() -> None:
+    graph = fused(heads=8, head=64, values=64, batch=1, words=128, features=512, mask=(1, 128))
+    cluster = replace(Cluster.even(2), network=Network(Link(1.25e9, 5e-5)))
+    forecast = plan_graph(graph, cluster, PlanOptions("auto", search_seconds=1.0))
+    assert forecast.timeline.total_s < 0.75 * forecast.alone[1]
+    tiles = forecast.compiled.plan.tiles["attention"]
+    assert {tile.device for tile in tiles} == {0, 1}
+    feeds = [np.random.default_rng(2).standard_normal((1, 128, 512)).astype(np.float32), np.ones((1, 128), np.int32)]
+    artifacts = export(forecast.compiled.optimized)
+    np.testing.assert_allclose(
+        simulate(artifacts, feeds, local_kernels(artifacts))[0], plain_outputs(graph, feeds)[0], rtol=1e-4, atol=1e-5
+    )
+    assert plan_graph(graph, Cluster.even(1), PlanOptions()).compiled.plan.graph is graph
