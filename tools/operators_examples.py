@@ -41,7 +41,7 @@ _BINARY = _like(NCHW, MAP, MAP)
 _WEIGHTS = (8, 8, 3, 3)
 _PRODUCT = Example("i j", (12, 8), ((12, 16), (16, 8)))
 _SLICES = {1: [2], 2: [10], 3: [2], 4: [1]}
-_RECURRENT = Example("t d b h", (12, 1, 4, 8), ((12, 4, 6), (1, 32, 6), (1, 32, 8)), {"hidden_size": 8})
+_RECURRENT = Example("t d b h", (12, 2, 4, 8), ((12, 4, 6), (2, 32, 6), (2, 32, 8)), {"hidden_size": 8, "direction": "bidirectional"})
 _LOSS = Example("n y x", (2, 16, 16), (MAP, (2, 16, 16)), {"reduction": "none"})
 
 STANDARD: dict[str, Example] = {
@@ -120,6 +120,7 @@ MICROSOFT: dict[str, Example] = {
     **dict.fromkeys(("BiasGelu", "FastGelu"), _like(BSE, ROWS, (8,))),
     **dict.fromkeys(("Gelu", "QuickGelu"), _like(BSE, ROWS)),
     **dict.fromkeys(("QuantizeLinear", "DequantizeLinear"), STANDARD["QuantizeLinear"]),
+    "DynamicQuantizeLSTM": Example("t d b h", (12, 2, 4, 8), ((12, 4, 6), (2, 6, 32), (2, 8, 32)), {"direction": "bidirectional"}),
     "DynamicQuantizeMatMul": Example("i j", (12, 8), ((12, 16), (16, 8), S)),
     "FusedConv": STANDARD["Conv"],
     "GroupQueryAttention": Example(BSE, ROWS, (ROWS, *((2, 12, 4),) * 2, None, None, (2,), S), {"num_heads": 4, "kv_num_heads": 2}),

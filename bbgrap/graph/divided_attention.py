@@ -98,7 +98,8 @@ class _Fused:
 def _fused_at(graph: Graph, node: Node) -> _Fused | None:
     """Return the attention that a node is; None for other nodes, and where the second form has no like.
 
-    That is: with a past, with rotated positions, and with a mask that is a list of lengths. Without a bias onnxruntime ends the process.
+    That is: with a past, rotated positions, or masks that are begins and ends, or those of pictures. Without a bias onnxruntime ends
+    the process.
     """
     if node.domain != _MICROSOFT or node.op not in _ORDER or node.outputs[1:] or node.attributes.get("do_rotary", 0):
         return None
@@ -112,7 +113,8 @@ def _fused_at(graph: Graph, node: Node) -> _Fused | None:
     made, shape, weights = (graph.types[name] for name in (node.first_output, operands["input"], operands["weights"]))
     if made.dtype is not DType.FLOAT or shape.shape is None or len(shape.shape) != 3 or weights.shape is None:
         return None
-    if "mask" in operands and len(graph.types[operands["mask"]].shape or ()) not in {2, 3}:
+    mask = graph.types[operands["mask"]].shape or () if "mask" in operands else None
+    if mask is not None and not (len(mask) in {2, 3} or mask == shape.shape[:1]):
         return None
     said = node.attributes.get("qkv_hidden_sizes")
     widths = tuple(width for width in said if isinstance(width, int)) if isinstance(said, tuple) else (weights.shape[-1] // 3,) * 3

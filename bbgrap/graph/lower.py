@@ -27,7 +27,7 @@ from bbgrap.graph.weights import make_weight
 _SLICE_WITH_INPUTS = 10
 """The opset from which `Slice` takes starts and ends as inputs."""
 
-RECURRENT = frozenset({"LSTM", "GRU", "RNN"})
+RECURRENT = frozenset({"LSTM", "GRU", "RNN", "DynamicQuantizeLSTM"})
 """Operators every one of whose outputs may be absent."""
 _OPTIONAL_OUTPUTS = RECURRENT | {
     "LayerNormalization",

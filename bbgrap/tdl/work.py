@@ -125,7 +125,9 @@ _STATE_WEIGHTS = 2
 _ACTIVATIONS = frozenset({"Relu", "LeakyRelu", "Clip", "Sigmoid", "Tanh", "HardSigmoid"})
 _CONVOLUTIONS = frozenset({"Conv", "FusedConv", "ConvTranspose", "ConvInteger", "QLinearConv", "DeformConv", "NhwcConv"})
 _CONVOLUTIONS_OF_BYTES = frozenset({"ConvInteger", "QLinearConv"})
-_PRODUCTS_OF_BYTES = frozenset({"MatMulInteger", "MatMulIntegerToFloat", "QLinearMatMul", "DynamicQuantizeMatMul", "QGemm"})
+_PRODUCTS_OF_BYTES = frozenset(
+    {"MatMulInteger", "MatMulIntegerToFloat", "QLinearMatMul", "DynamicQuantizeMatMul", "QGemm"} | {"DynamicQuantizeLSTM"}
+)
 _PRODUCTS = _PRODUCTS_OF_BYTES | frozenset(
     {
         "Gemm",

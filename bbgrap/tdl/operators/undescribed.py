@@ -16,7 +16,6 @@ _SEQUENCE = "a sequence or an optional is no tensor, so it has no regions"
 _SHAPE = "a few numbers that follow from shapes; a model with concrete shapes has them as constants"
 _CONSTANT = "depends on parameters alone: folded into a constant on entry, or so small that one machine makes it"
 _SEVERAL = "has several outputs that belong together, and neither may be absent"
-_DYNAMIC = "its scale is the range of the whole input"
 _TEXT = "text: strings have no fixed size, and its work is small"
 
 _STANDARD: dict[str, str] = {
@@ -45,7 +44,6 @@ _STANDARD: dict[str, str] = {
     "Split": "replaced on entry by one Slice per output, which splits",
 }  # fmt: skip
 _MICROSOFT: dict[str, str] = {
-    "DynamicQuantizeLSTM": f"{_DYNAMIC} at every step",
     "EmbedLayerNormalization": _SEVERAL,
     "QAttention": "reads its packed weights whole; where it can be, it is replaced by what can be divided",
     "QLinearReduceMean": "onnxruntime has no kernel of it for processors",

@@ -42,7 +42,7 @@ def fused(
 @given(st.data())
 def test_it_answers_as_the_first_form(data: st.DataObject) -> None:
     batch, words, heads = (data.draw(st.integers(1, most)) for most in (3, 7, 4))
-    mask = data.draw(st.sampled_from(((), (batch, words), (batch, words, words))))
+    mask = data.draw(st.sampled_from(((), (batch,), (batch, words), (batch, words, words))))
     scores_bias = data.draw(st.sampled_from(((), (1, heads, words, words), (batch, heads, words, words)))) if not mask else ()
     attributes = data.draw(st.sampled_from(({}, {"unidirectional": 1}, {"scale": 0.2}, {"mask_filter_value": -50.0})))
     sizes = {"batch": batch, "words": words, "heads": heads, "values": data.draw(st.sampled_from((8, 4)))}
@@ -51,7 +51,9 @@ def test_it_answers_as_the_first_form(data: st.DataObject) -> None:
     assert {node.op for node in apart.nodes} >= {"MatMul", "Slice", "MultiHeadAttention"}
     random = np.random.default_rng(data.draw(st.integers(0, 1000)))
     feeds = [random.standard_normal(graph.types["x"].known_shape).astype(np.float32)]
-    if mask:
+    if len(mask) == 1:
+        feeds.append(random.integers(1, words + 1, mask, np.int32))
+    elif mask:
         feeds.append(np.concatenate([np.ones((*mask[:-1], 1), np.int32), random.integers(0, 2, (*mask[:-1], words - 1), np.int32)], -1))
     if scores_bias:
         feeds.append(random.standard_normal(scores_bias).astype(np.float32))
@@ -109,14 +111,15 @@ def test_of_bytes_it_answers_as_the_first_form(per_column: bool, signed: bool, u
 @pytest.mark.parametrize(
     "graph",
     [
-        fused(mask=(2,)),
+        fused(mask=(4,)),
+        fused(mask=(8,)),
         fused(biased=False),
         fused(outputs=("y", "present")),
         fused(attributes={"do_rotary": 1}),
         fused(attributes={"of a later version": 1}),
         replace(fused(), nodes=(replace(fused().nodes[0], domain=""),)),
     ],
-    ids=["lengths", "no bias", "present", "rotary", "unknown attribute", "of the standard"],
+    ids=["begins and ends", "begins and ends of both", "no bias", "present", "rotary", "unknown attribute", "of the standard"],
 )
 def test_what_has_no_second_form(graph: Graph) -> None:
     assert with_attention_apart(graph, ()) is graph

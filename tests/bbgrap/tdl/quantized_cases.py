@@ -8,6 +8,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from bbgrap.graph.types import Array, Attribute
+from tests.bbgrap.tdl.layer_cases import floats
 from tests.bbgrap.tdl.other_cases import broadcast, gemm
 from tests.bbgrap.tdl.verifier import Case
 from tests.bbgrap.tdl.window_cases import Draw, conv, pool, random_of, whole_numbers
@@ -152,6 +153,25 @@ def dynamic_quantize_matmul(draw: Draw) -> Case:
     scale, zero = _scales(draw, b.shape[1])
     operands = (a.astype(np.float32), b, scale, zero)
     return Case("DynamicQuantizeMatMul", operands, {}, exact=False, loose=None, domain=MICROSOFT)
+
+
+@st.composite
+def dynamic_quantize_lstm(draw: Draw) -> Case:
+    """DynamicQuantizeLSTM of one direction or both: the batch stays whole."""
+    length, batch, size, hidden = draw(st.tuples(*[st.integers(1, 4)] * 4))
+    direction = draw(st.sampled_from(("forward", "reverse", "bidirectional")))
+    ways, random = 1 + (direction == "bidirectional"), random_of(draw)
+    columns = (ways, 4 * hidden) if draw(st.booleans()) else (ways,)
+    weights = [random.integers(-127, 128, (ways, rows, 4 * hidden)).astype(np.int8) for rows in (size, hidden)]
+    scales = [random.uniform(0.005, 0.02, columns).astype(np.float32) for _ in range(2)]
+    zero = np.zeros(columns, np.int8)
+    bias = floats(draw, ways, 8 * hidden) if draw(st.booleans()) else None
+    lengths = random.integers(1, length + 1, batch).astype(np.int32) if draw(st.booleans()) else None
+    states = [floats(draw, ways, batch, hidden) if draw(st.booleans()) else None for _ in range(2)]
+    operands = (floats(draw, length, batch, size), *weights, bias, lengths, *states, None, scales[0], zero, scales[1], zero)
+    attributes: dict[str, Attribute] = {"hidden_size": hidden, "direction": direction}
+    options = {"loose": None, "domain": MICROSOFT, "position": draw(st.integers(0, 2)), "below": {4: length}}
+    return Case("DynamicQuantizeLSTM", operands, attributes, exact=False, **options)
 
 
 @st.composite
@@ -300,6 +320,7 @@ QUANTIZED: Cases = {
     **{op: partial(_quantization, op) for op in ("DequantizeLinear", "QuantizeLinear")},
 }
 MICROSOFT_QUANTIZED: Cases = {
+    "DynamicQuantizeLSTM": dynamic_quantize_lstm,
     "DynamicQuantizeMatMul": dynamic_quantize_matmul,
     "FusedConv": fused_conv,
     "FusedGemm": fused_gemm,
