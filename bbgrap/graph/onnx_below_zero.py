@@ -14,6 +14,7 @@ from math import prod
 
 from onnx import GraphProto, NodeProto, TensorProto, TypeProto, numpy_helper
 
+from bbgrap.graph.onnx_limits import MAX_EXTENT
 from bbgrap.graph.onnx_tidy import bodies_of, graphs_of, reads_of
 
 _OF_SHAPES = frozenset({"Shape", "Size"})
@@ -45,7 +46,7 @@ _BY_NUMBERS = {"Expand": (1,), "Pad": (1,), "Resize": (2, 3), "Split": (1,), "Ti
 """Operators that make no size below zero either if they are steered by constant numbers of which none is, by the places of those."""
 _MOST_NUMBERS = 64
 _NUMBERS = frozenset({TensorProto.FLOAT, TensorProto.INT32, TensorProto.INT64})
-"""So many, of these types, has a constant that is looked at for that."""
+"""So many, of these types and up to `MAX_EXTENT`, has a constant that steers well: a size times a larger one may be below zero again."""
 
 
 def doubtful_slices(graph: GraphProto) -> Iterator[NodeProto]:
@@ -151,14 +152,15 @@ def parts_said(split: NodeProto) -> int:
 
 
 def _steering_well(graph: GraphProto) -> set[str]:
-    """Return the constants of a graph, not of its bodies, that are a few numbers not below zero, and nothing else by their name."""
+    """Return the constants of a graph, not of its bodies, that are a few numbers from zero on, and nothing else by their name."""
     constants = [(tensor.name, tensor) for tensor in graph.initializer]
     constants += [(n.output[0], a.t) for n in graph.node if n.op_type == "Constant" and n.output for a in n.attribute if a.name == "value"]
     named = Counter(name for each in graphs_of(graph) for node in each.node for name in node.output)
     named.update(tensor.name for each in graphs_of(graph) for tensor in each.initializer)
     named.update(value.name for each in graphs_of(graph) if each is not graph for value in each.input)
     small = ((name, t) for name, t in constants if named[name] == 1 and t.data_type in _NUMBERS and 0 < prod(t.dims) <= _MOST_NUMBERS)
-    return {name for name, t in small if t.data_location != TensorProto.EXTERNAL and (numpy_helper.to_array(t) >= 0).all()}
+    arrays = ((name, numpy_helper.to_array(t)) for name, t in small if t.data_location != TensorProto.EXTERNAL)
+    return {name for name, array in arrays if ((array >= 0) & (array <= MAX_EXTENT)).all()}
 
 
 def below_zero(graphs: Iterable[GraphProto]) -> set[str]:

@@ -186,6 +186,7 @@ _STEERED = {
     "Expand (x, told)": False,
     "Resize (x, , , well)": True,
     "Tile (x, badly)": False,
+    "Tile (x, often)": False,
     "ScatterND (x, places, x)": True,
     "SequenceAt (list, o)": True,
 }
@@ -194,8 +195,9 @@ _STEERED = {
 @pytest.mark.parametrize("call", _STEERED)
 def test_what_makes_sizes_by_constant_numbers_makes_none_below_zero(call):
     makes = "z, r, q" if "= 3" in call else "z, r" if "Split" in call else "z"
-    text = f"""(float[n] x, int64[k] told) => (float[a] y) <{_BOUNDS}, int64[2] well = {{1, 1}}, int64[2] badly = {{-1, 3}},
-        int64 o = {{0}}> {{places = Expand(o, told) list = SequenceConstruct(x, x) {makes} = {call} y = Slice(z, s, e, a)}}"""
+    constants = f"int64[2] well = {{1, 1}}, int64[2] badly = {{-1, 3}}, int64[1] often = {{{1 << 62}}}, int64 o = {{0}}"
+    nodes = f"places = Expand(o, told) list = SequenceConstruct(x, x) {makes} = {call} y = Slice(z, s, e, a)"
+    text = f"(float[n] x, int64[k] told) => (float[a] y) <{_BOUNDS}, {constants}> {{{nodes}}}"
     proto = parser.parse_model(_HEAD + text)
     assert any(doubtful_slices(proto.graph)) != _STEERED[call]
 
