@@ -2,8 +2,8 @@
 
 Machines that have the whole model keep the first form. The second has dynamic quantizers with their ranges apart
 (`bbgrap.graph.dynamic_ranges`), which answers with the same bits. Normalisations of maps whose statistics are partial sums
-(`bbgrap.graph.divided_norms`) and attention apart from its projections (`bbgrap.graph.divided_attention`) do not: these are left where a
-jump that counts depends on them, as other partial sums are.
+(`bbgrap.graph.divided_norms`), and attention without a mask apart from its projections (`bbgrap.graph.divided_attention`), do not: these
+are left where a jump that counts depends on them, as other partial sums are.
 """
 
 from __future__ import annotations
