@@ -13,13 +13,13 @@ from bbgrap.tdl.language import ALL, Description, Index, Subscript, operand
 from bbgrap.tdl.operators.common import Reads, output_indices, with_whole_axes
 from bbgrap.tdl.rule import LocalNode, OperatorRule, Site, operands_of, register
 
-QUANTIZING = "DynamicQuantizeLSTM"
-OUTPUTS = {"LSTM": 3, "GRU": 2, "RNN": 2, QUANTIZING: 3}
+_QUANTIZING = "DynamicQuantizeLSTM"
+OUTPUTS = {"LSTM": 3, "GRU": 2, "RNN": 2, _QUANTIZING: 3}
 SEQUENCE_LENGTHS, FIRST_STATE, PEEPHOLES = 4, 5, 7
 _WEIGHTS = (1, 2, 3, PEEPHOLES, *range(8, 12))
 """Operands with a part for each direction; the last four are scales and zero points."""
-_GATES = {"LSTM": 4, "GRU": 3, "RNN": 1, QUANTIZING: 4}
-_ACTIVATIONS = {"LSTM": 3, "GRU": 2, "RNN": 1, QUANTIZING: 3}
+_GATES = {"LSTM": 4, "GRU": 3, "RNN": 1, _QUANTIZING: 4}
+_ACTIVATIONS = {"LSTM": 3, "GRU": 2, "RNN": 1, _QUANTIZING: 3}
 """Functions that an operator applies in each direction."""
 
 
@@ -31,7 +31,7 @@ def describe_recurrent(site: Site) -> Description | None:
     if site.integer("layout", 0) or len(site.node.outputs) > OUTPUTS[site.node.op]:
         return None
     out = output_indices(site)
-    together = {out[-2]} if site.node.op == QUANTIZING else set[Index]()
+    together = {out[-2]} if site.node.op == _QUANTIZING else set[Index]()
     together |= {out[-3]} if any(f"activation_{name}" in site.node.attributes for name in ("alpha", "beta")) else set()
     direction, batch = (ALL if index in together else index for index in out[-3:-1])
     reads = [operand(0)[ALL, batch, ALL]]
@@ -65,4 +65,4 @@ def localize_recurrent(site: Site, region: ShapeMap, reads: Reads) -> tuple[Loca
 
 
 register(OperatorRule(describe_recurrent, localize_recurrent), "LSTM", "GRU", "RNN")
-register(OperatorRule(describe_recurrent, localize_recurrent), QUANTIZING, domain="com.microsoft")
+register(OperatorRule(describe_recurrent, localize_recurrent), _QUANTIZING, domain="com.microsoft")
