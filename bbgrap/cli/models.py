@@ -10,6 +10,7 @@ from bbgrap.cli.input_options import FreeDimensionsError, InputShape
 from bbgrap.cli.output import step
 from bbgrap.errors import InputError, ModelError
 from bbgrap.graph.onnx_io import ModelInput
+from bbgrap.graph.state import counts_words
 from bbgrap.graph.types import DType
 
 _ZOO = "zoo:"
@@ -126,12 +127,20 @@ def _free(inputs: Sequence[ModelInput], sizes: Mapping[str, tuple[int | None, ..
         elif free:
             said.append(f"input '{item.name}' {shape_text(declared)}: dimension{'s' * (len(free) > 1)} {' and '.join(map(str, free))}")
             if not all(symbol in examples for symbol in symbols):
-                likely = dict(enumerate(shape)) | {axis: _likely(shape, axis) for axis in free}
+                likely = dict(enumerate(shape)) | {axis: _words(declared[axis]) or _likely(shape, axis) for axis in free}
                 likely |= {
                     axis: examples.setdefault(symbol, likely[axis] or 1) for axis in free if isinstance(symbol := declared[axis], str)
                 }
                 options += ["--input", f"{item.name}={'x'.join(map(str, likely.values()))}"]
     return FreeDimensionsError(f"sizes are free: {'; '.join(said)}; give --input NAME=SHAPE", options)
+
+
+def _words(symbol: int | str | None) -> int:
+    """Return how many words to suggest for a dimension of a decoder: those so far are those past and those that come; 0 for others."""
+    if counts_words(symbol):
+        return 2 * _SOME
+    terms = [term.strip() for term in symbol.split("+")] if isinstance(symbol, str) and "past" in symbol else []
+    return sum(int(term) if term.isdecimal() else _SOME for term in terms)
 
 
 def _likely(shape: Sequence[int | None], axis: int) -> int:

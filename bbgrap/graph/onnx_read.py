@@ -25,6 +25,7 @@ from onnx import TensorProto, numpy_helper
 
 from bbgrap.errors import ModelError
 from bbgrap.graph.onnx_computed import check_computed
+from bbgrap.graph.onnx_head_sizes import tell_head_sizes
 from bbgrap.graph.onnx_infer import infer_shapes
 from bbgrap.graph.onnx_limits import MAX_FILE_BYTES, attribute_tensors, check_limits, check_nodes, check_shared, dtype_of, sparse_tensors
 from bbgrap.graph.onnx_tidy import (
@@ -249,6 +250,7 @@ def _handle(name: str, proto: onnx.ModelProto, path: Path) -> OnnxModel:
         free_sizes_below_zero(graph)
     name_standard_domain(proto)
     drop_unread(proto.graph)
+    tell_head_sizes(proto.graph)
     weights: dict[str, Array] = {}
     for tensor in proto.graph.initializer:
         if is_large(tensor):

@@ -50,6 +50,12 @@ def test_shapes(shapes, given, batch, expected):
         ([("N", "H", "W", 3)], "input 'a' [N, H, W, 3]: dimensions 1 and 2", ["a=1x224x224x3"]),
         ([("N", "L"), ("N", "L")], "input 'a' [N, L]: dimension 1; input 'b' [N, L]: dimension 1", ["a=1x16"]),
         ([("N", "L"), (8, "M", "L"), ("N", "M")], "input 'c' [N, M]: dimension 1", ["a=1x16", "b=8x16x16"]),
+        (
+            [("N", "words"), ("N", "total"), ("N", 2, "past", 4)],
+            "input 'c' [N, 2, past, 4]: dimension 2",
+            ["a=1x16", "b=1x32", "c=1x2x16x4"],
+        ),
+        ([("N", "past + 1"), ("N", 2, "past", 4)], "input 'a' [N, past + 1]: dimension 1", ["a=1x17", "b=1x2x16x4"]),
         ([("N", None), ("N", None)], "input 'b' [N, ?]: dimension 1", ["a=1x16", "b=1x16"]),
     ],
 )

@@ -1,0 +1,53 @@
+"""The elements of a head in a decoder's caches, where the file calls them by a symbol. One of the files that import onnx.
+
+    cache [B, G, P, E],  H heads  ──►  answer [.., H * E]  ──►  product with a weight [H * E, ..]
+
+Writers of decoders for onnxruntime call E `kv_cache_dim`, as if it were free. It is not: the product behind the attention tells it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from onnx import GraphProto, NodeProto
+
+_CACHING = ("com.microsoft", "GroupQueryAttention")
+_PAST, _AXIS = (3, 4), 3
+
+
+def tell_head_sizes(graph: GraphProto) -> None:
+    """Write the number wherever inputs and outputs have a symbol for the elements of a head; where nodes disagree, it stays."""
+    declared = {value.name: value.type.tensor_type.shape.dim for value in graph.input}
+    told: dict[str, set[int]] = {}
+    for node, size in _sizes(graph):
+        for name in (node.input[place] for place in _PAST if place < len(node.input)):
+            dims = declared.get(name, ())
+            if len(dims) > _AXIS and dims[_AXIS].dim_param:
+                told.setdefault(dims[_AXIS].dim_param, set()).add(size)
+    for value in (*graph.input, *graph.output) if told else ():
+        for dim in value.type.tensor_type.shape.dim:
+            if dim.dim_param and len(sizes := told.get(dim.dim_param, ())) == 1:
+                (dim.dim_value,) = sizes
+
+
+def _sizes(graph: GraphProto) -> Iterator[tuple[NodeProto, int]]:
+    """Yield attentions with the elements of their heads, as the product that reads their answer tells it."""
+    attentions = {node.output[0]: node for node in graph.node if (node.domain, node.op_type) == _CACHING and node.output}
+    shapes = {tensor.name: tensor.dims for tensor in graph.initializer} if attentions else {}
+    for node in graph.node if attentions else ():
+        attention = attentions.get(node.input[0]) if node.input else None
+        features = None if attention is None else _features(node, shapes)
+        if attention is not None and features is not None:
+            heads = next((a.i for a in attention.attribute if a.name == "num_heads"), 0)
+            if heads > 0 and features > 0 and features % heads == 0:
+                yield attention, features // heads
+
+
+def _features(node: NodeProto, shapes: Mapping[str, Sequence[int]]) -> int | None:
+    """Return over how many elements of its first operand a product adds; None of what is none, or has no weight."""
+    if node.op_type == "MatMulNBits":
+        return next((attribute.i for attribute in node.attribute if attribute.name == "K"), None)
+    shape = shapes.get(node.input[1], ()) if node.op_type == "MatMul" and len(node.input) > 1 else ()
+    return shape[0] if len(shape) == 2 else None
