@@ -6,10 +6,11 @@ from collections import Counter, defaultdict
 from typing import Any
 
 from bbgrap.graph import Graph, Node
-from bbgrap.shapemap import ShapeMap
-from bbgrap.tdl import Description, describe, described_operators, flops, reducible
+from bbgrap.planners.plan import whole_output
+from bbgrap.tdl import Description, describe, described_operators, reducible
 from bbgrap.tdl.operators.undescribed import why_whole
 from bbgrap.tdl.rule import MINIMUM_OPSET
+from bbgrap.tdl.work import operations_of
 
 
 def inspect_graph(graph: Graph) -> dict[str, Any]:
@@ -18,7 +19,7 @@ def inspect_graph(graph: Graph) -> dict[str, Any]:
     `flops` counts an addition and a multiplication as one each; nodes without a description count nothing.
     """
     descriptions = {node.name: describe(graph, node) for node in graph.nodes}
-    work = {name: 0 if d is None else flops(d, ShapeMap.full(d.shape)) for name, d in descriptions.items()}
+    work = {node.name: operations_of(node, descriptions[node.name], whole_output(graph, node)) for node in graph.nodes}
     by_operator: dict[str, Counter[str]] = defaultdict(Counter)
     for node in graph.nodes:
         label = f"{node.domain}.{node.op}" if node.domain else node.op

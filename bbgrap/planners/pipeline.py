@@ -14,14 +14,13 @@ from bbgrap.cluster import Cluster
 from bbgrap.graph import Graph
 from bbgrap.planners.options import PlanOptions
 from bbgrap.planners.plan import Tile, Tiles, whole_output
-from bbgrap.shapemap import ShapeMap
-from bbgrap.tdl import Descriptions, flops
+from bbgrap.tdl import Descriptions
+from bbgrap.tdl.work import operations_of
 
 
 def plan_pipeline(graph: Graph, cluster: Cluster, options: PlanOptions, descriptions: Descriptions) -> Tiles:
     """Put every node whole on the machine whose part of the work its middle falls into."""
-    described = [descriptions[node.name] for node in graph.nodes]
-    work = [0 if found is None else flops(found, ShapeMap.full(found.shape)) for found in described]
+    work = [operations_of(node, descriptions[node.name], whole_output(graph, node)) for node in graph.nodes]
     total, shares = sum(work), sum(cluster.shares)
     ends = [total * share / shares for share in accumulate(cluster.shares)]
     tiles = {}

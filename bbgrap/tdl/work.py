@@ -53,7 +53,7 @@ class WorkCounter:
         if site.kind is None or writes[0].is_empty:
             return NO_WORK
         description = self._descriptions[node.name]
-        operations = 0 if description is None or node.op == _LOOKUP else flops(description, writes[0], reduction) // site.unused
+        operations = operations_of(node, description, writes[0], reduction)
         sizes = [0 if read is None or not bytes_ else read.size * bytes_ for read, bytes_ in zip(reads, site.bytes_read, strict=False)]
         if node.op == _LOOKUP:  # of a table only what is looked up is read
             sizes[0] = min(sizes[0], writes[0].size * site.bytes_made[0])
@@ -68,24 +68,33 @@ class WorkCounter:
 class _Site:
     """What the work of a node's pieces has in common; no kind: it costs nothing.
 
-    `bytes_read` are per element of every operand (0 where reading is free), `bytes_made` of every output in use; of `unused` steps of
-    its reduction only one meets an element (transposed convolutions read every stride-th one).
+    `bytes_read` are per element of every operand (0 where reading is free), `bytes_made` of every output in use.
     """
 
     kind: str | None
     bytes_read: tuple[int, ...]
     weights: tuple[bool, ...]
     bytes_made: tuple[int, ...]
-    unused: int = 1
 
 
 def _site(graph: Graph, node: Node) -> _Site:
     kind = None if node.op in _FREE or is_fused(graph, node) else kind_of(graph, node)
     read = tuple(graph.types[name].dtype.itemsize if name and not _is_in_place(graph, node, name) else 0 for name in node.inputs)
     weights = tuple(name in graph.weights for name in node.inputs)
-    strides = node.attributes.get("strides", ())
-    unused = prod(s for s in strides if isinstance(s, int)) if node.op == "ConvTranspose" and isinstance(strides, tuple) else 1
-    return _Site(kind, read, weights, tuple(graph.types[name].dtype.itemsize for name in node.outputs if name), unused)
+    return _Site(kind, read, weights, tuple(graph.types[name].dtype.itemsize for name in node.outputs if name))
+
+
+def operations_of(node: Node, description: Description | None, region: ShapeMap, reduction: Mapping[str, Interval] | None = None) -> int:
+    """Return the floating point operations of a region of a node's first output; none of what is not described.
+
+    A lookup in a table has none, though it is described as a sum. Of the steps of a transposed convolution only every stride-th one
+    meets an element.
+    """
+    if description is None or node.op == _LOOKUP:
+        return 0
+    found = flops(description, region, reduction)
+    strides = node.attributes.get("strides", ()) if node.op == "ConvTranspose" else ()
+    return found // prod(s for s in strides if isinstance(s, int)) if isinstance(strides, tuple) else found
 
 
 def work_of(

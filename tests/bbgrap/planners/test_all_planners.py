@@ -13,10 +13,11 @@ from bbgrap.compiler.compile import compile_plan
 from bbgrap.graph import Graph
 from bbgrap.planners.bbgrap import all_descriptions
 from bbgrap.planners.options import PlanOptions
-from bbgrap.planners.plan import Plan, check_plan
+from bbgrap.planners.plan import Plan, check_plan, whole_output
 from bbgrap.planners.registry import PLANNERS, make_plan
 from bbgrap.program.statistics import statistics_of
 from bbgrap.tdl import Descriptions
+from bbgrap.tdl.work import operations_of
 from bbgrap.zoo import build
 from bbgrap.zoo.builder import Builder
 from tests.examples import examples
@@ -133,3 +134,11 @@ def test_a_pipeline_sends_forward_only() -> None:
     devices = [plan.tiles[node.name][0].device for node in graph.nodes]
     assert devices == sorted(devices)
     assert plan.devices_used == (0, 1, 2, 3, 4)
+
+
+def test_a_pipeline_halves_the_work_of_a_decoder_whatever_its_vocabulary() -> None:
+    graph, descriptions = known("tiny-decoder")
+    plan = make_plan(graph, Cluster.even(2), PlanOptions(planner="pipeline"), descriptions)
+    work = {node.name: operations_of(node, descriptions[node.name], whole_output(graph, node)) for node in graph.nodes}
+    first = sum(work[name] for name, tiles in plan.tiles.items() if tiles[0].device == 0)
+    assert abs(2 * first - sum(work.values())) <= max(work.values())

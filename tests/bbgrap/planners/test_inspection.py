@@ -14,3 +14,9 @@ def test_parameters_work_and_axes_of_a_known_model() -> None:
     assert conv["splits_along"] == [1, 2, 3]
     assert conv["reduces_over"] == ["ci"]
     assert not any(layer["whole_because"] for layer in found["layers"])
+
+
+def test_a_lookup_among_words_is_no_work() -> None:
+    found = {layer["operator"]: layer["flops"] for layer in inspect_graph(build("tiny-decoder"))["layers"]}
+    assert found["Gather"] == 0
+    assert found["MatMul"] > 0
