@@ -28,7 +28,7 @@ def tell_head_sizes(graph: GraphProto) -> None:
                 told.setdefault(dims[_AXIS].dim_param, set()).add(size)
     for value in (*graph.input, *graph.output) if told else ():
         for dim in value.type.tensor_type.shape.dim:
-            if dim.dim_param and len(sizes := told.get(dim.dim_param, ())) == 1:
+            if len(sizes := told.get(dim.dim_param, set())) == 1:
                 (dim.dim_value,) = sizes
 
 
