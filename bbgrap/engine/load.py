@@ -16,12 +16,13 @@ import numpy as np
 import onnxruntime as ort
 
 from bbgrap.engine.current_opset import in_current_opset
+from bbgrap.engine.free_sizes import sizes_of_free
 from bbgrap.engine.optimizing import optimized
 from bbgrap.engine.quantized import FLOAT_FUSIONS, is_quantized
 from bbgrap.engine.sessions import make_session
 from bbgrap.engine.true_types import typed_graph
 from bbgrap.errors import ModelError
-from bbgrap.graph.onnx_free import fixed_sizes, has_free_inputs, moving_axes
+from bbgrap.graph.onnx_free import has_free_inputs, moving_axes
 from bbgrap.graph.onnx_io import OnnxModel, as_model_error, read_model, with_input_shapes
 from bbgrap.graph.onnx_read import checker_fault
 from bbgrap.graph.types import Graph
@@ -43,7 +44,7 @@ def load_graph(path: Path, shapes: Mapping[str, tuple[int, ...]]) -> Graph:
     model = read_model(path)
     with as_model_error(f"model '{path}'"):
         graph = _concrete(model, path, shapes)
-        return replace(graph, moving=moving_axes(fixed_sizes(model), graph)) if has_free_inputs(model) else graph
+        return replace(graph, moving=moving_axes(sizes_of_free(model), graph)) if has_free_inputs(model) else graph
 
 
 def _concrete(model: OnnxModel, path: Path, shapes: Mapping[str, tuple[int, ...]]) -> Graph:

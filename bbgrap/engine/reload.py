@@ -20,12 +20,13 @@ from pathlib import Path
 
 import onnxruntime as ort
 
+from bbgrap.engine.free_sizes import sizes_of_free
 from bbgrap.engine.load import folded, load_graph, loads_again
 from bbgrap.engine.optimizing import optimized
 from bbgrap.engine.sessions import JOINS_AXES
 from bbgrap.engine.true_types import typed_graph
 from bbgrap.errors import ModelError
-from bbgrap.graph.onnx_free import Sizes, fixed_sizes, has_free_inputs, moving_axes
+from bbgrap.graph.onnx_free import Sizes, has_free_inputs, moving_axes
 from bbgrap.graph.onnx_io import OnnxModel, as_model_error, read_model, weights_of, with_input_shapes
 from bbgrap.graph.onnx_shapes import with_inputs_as_weights, with_open_axes, with_weights_as_inputs, without_weights
 from bbgrap.graph.types import Graph, Node, Weight
@@ -86,7 +87,7 @@ class ReloadedModel:
 
     @cached_property
     def _sizes(self) -> Sizes:
-        return fixed_sizes(self._model)  # as `load_graph` asks it: equal segments of the first shape and of others are to be found equal
+        return sizes_of_free(self._model)  # as `load_graph` asks it: equal segments of the first shape and of others are to be found equal
 
 
 def _small(given: OnnxModel, *without: str) -> OnnxModel:

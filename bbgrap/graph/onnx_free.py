@@ -7,10 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import onnx
+import onnx.helper
+
 from bbgrap.graph.onnx_computed import infer
 from bbgrap.graph.onnx_read import BROKEN, OnnxModel
-from bbgrap.graph.onnx_tidy import copy_of, forget_shapes
-from bbgrap.graph.types import DType, Graph
+from bbgrap.graph.onnx_tidy import copy_of, forget_shapes, refill, serialized
+from bbgrap.graph.types import DType, Graph, Node
 
 Sizes = Mapping[str, tuple[int | None, ...]]
 """Of values, the sizes that are the same for all shapes of the inputs."""
@@ -32,7 +35,15 @@ def moving_axes(known: Sizes, graph: Graph) -> Mapping[str, frozenset[int]]:
                 moving = frozenset(axis for axis, size in enumerate(sizes) if size != kind.shape[axis])
             if moving:
                 found[name] = moving
-    return found
+    for node in graph.nodes:
+        if node.op == "Slice" and node.first_output not in known and _is_known_part(graph, node):
+            found[node.first_output] = found.get(node.inputs[0], frozenset())
+    return {name: axes for name, axes in found.items() if axes}
+
+
+def _is_known_part(graph: Graph, node: Node) -> bool:
+    """Whether a slice, which stands for a part that the file has packed, is the same for all shapes but along axes that move."""
+    return graph.types[node.inputs[0]].shape is not None and all(name in graph.weights for name in node.inputs[1:] if name)
 
 
 def fixed_sizes(model: OnnxModel) -> Sizes:
@@ -46,3 +57,20 @@ def fixed_sizes(model: OnnxModel) -> Sizes:
     values = (*inferred.graph.input, *inferred.graph.value_info, *inferred.graph.output)
     shapes = ((value.name, value.type.tensor_type.shape.dim) for value in values if value.type.tensor_type.HasField("shape"))
     return {name: tuple(dim.dim_value if dim.HasField("dim_value") else None for dim in dims) for name, dims in shapes}
+
+
+def asking(model: OnnxModel, known: Sizes) -> bytes:
+    """Return a model that puts out what nothing is known of: who loads it is told what its outputs are like. Empty if all is known.
+
+    Large weights are inputs: their numbers steer no shapes.
+    """
+    proto = copy_of(model.proto)
+    forget_shapes(proto.graph)
+    outputs = {value.name for value in proto.graph.output}
+    unknown = [n for node in proto.graph.node for n in node.output if n and n not in known]
+    for tensor in proto.graph.initializer:
+        if tensor.name in model.weights:
+            proto.graph.input.append(onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims))
+    refill(proto.graph.initializer, (tensor for tensor in proto.graph.initializer if tensor.name not in model.weights))
+    proto.graph.output.extend(onnx.ValueInfoProto(name=name) for name in unknown if name not in outputs)
+    return serialized(proto) if unknown else b""

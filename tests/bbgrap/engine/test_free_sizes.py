@@ -1,0 +1,53 @@
+"""Sizes that are the same for all shapes of a model's inputs, where onnx knows nothing of its operators."""
+
+import pytest
+
+from bbgrap.cluster import Cluster
+from bbgrap.engine.free_sizes import sizes_of_free
+from bbgrap.engine.load import load_graph
+from bbgrap.graph.onnx_io import read_model, save_graph
+from bbgrap.graph.state import with_state
+from bbgrap.planners.bbgrap import all_descriptions
+from bbgrap.planners.options import PlanOptions
+from bbgrap.planners.registry import make_plan
+from bbgrap.zoo.decoder import DecoderSizes
+from bbgrap.zoo.llama import free_axes, llama
+from tests.bbgrap.graph.test_onnx_head_sizes import GROUPS, HEADS, layer, read
+
+SIZES = DecoderSizes(2, 256, 8, 4, 2000, 128)
+
+
+@pytest.fixture(params=[32, 4])
+def path(request, tmp_path):
+    graph = llama("llama", SIZES, bits=request.param)
+    save_graph(graph, found := tmp_path / "m.onnx", free=free_axes(graph))
+    return found
+
+
+def test_features_behind_operators_of_onnxruntime_do_not_move(path):
+    model = read_model(path)
+    sizes = sizes_of_free(model)
+    made = {node.op_type: sizes[node.output[0]] for node in model.proto.graph.node if node.domain}
+    assert set(made) >= {"GroupQueryAttention", "SkipSimplifiedLayerNormalization"}
+    assert {found[-1] for found in made.values()} <= {SIZES.width, 4 * SIZES.width, SIZES.words}
+    assert {found[1] for found in made.values()} == {None}  # as many as there are words
+
+
+def test_a_decoder_of_free_sizes_is_planned_by_heads_and_features(path):
+    names = [item.name for item in read_model(path).inputs if item.name.startswith("past")]
+    shapes = {"input_ids": (1, 1), "attention_mask": (1, 8), **dict.fromkeys(names, (1, SIZES.key_heads, 7, SIZES.head))}
+    graph = with_state(load_graph(path, shapes), {name: name.replace("past_key_values", "present") for name in names})
+    plan = make_plan(graph, Cluster.even(2), PlanOptions("tensor-parallel"), all_descriptions(graph))
+    attentions = [plan.tiles[node.name] for node in graph.nodes if node.op == "GroupQueryAttention"]
+    assert attentions
+    assert all(2 * tile.region.size == graph.types[names[0]].known_shape[0] * SIZES.width for tiles in attentions for tile in tiles)
+
+
+def test_parts_of_packed_queries_move_as_what_they_are_of(tmp_path):
+    read(tmp_path, layer(0, 8))
+    pasts = dict.fromkeys(("past_key_values.0.key", "past_key_values.0.value"), (1, GROUPS, 3, 8))
+    shapes = {"packed0": (1, 2, (HEADS + 2 * GROUPS) * 8), "lengths": (1, 1), **pasts}
+    graph = load_graph(tmp_path / "decoder.onnx", {**shapes, "bytes": (1,), "scales": (1,)})
+    parts = [node.first_output for node in graph.nodes if node.op == "Slice"]
+    assert len(parts) == 3
+    assert {graph.moving[part] for part in parts} == {frozenset({0, 1})}
