@@ -16,6 +16,8 @@ from bbgrap.graph.types import DType
 _ZOO = "zoo:"
 
 _PICTURE_RANK, _PIXELS, _SOME = 4, 224, 16
+_NAMED = 4
+"""Inputs that are alike and each named."""
 """What is suggested for sizes that nobody knows: so many pixels where the rank is that of pictures, else so many of anything. Chosen."""
 
 
@@ -44,7 +46,7 @@ def concrete_shapes(inputs: Sequence[ModelInput], given: Mapping[str, InputShape
 
     Raises:
         InputError: if the batch contradicts the shapes, or no input has one.
-        FreeDimensionsError: if sizes are left that nobody knows; it names all of them.
+        FreeDimensionsError: if sizes are left that nobody knows; it tells all of them.
     """
     leading = _batched(inputs)
     symbols = _symbols(inputs, given)
@@ -115,24 +117,34 @@ def _sizes(item: ModelInput, symbols: Mapping[str, int], batch: int | None) -> t
 
 def _free(inputs: Sequence[ModelInput], sizes: Mapping[str, tuple[int | None, ...] | None]) -> FreeDimensionsError:
     """Return the error that names all free dimensions, with sizes that could be: those of pictures, or small ones."""
-    said, options = [], []
+    said: dict[str, list[str]] = {}
+    options: list[str] = []
     examples: dict[str, int] = {}
     for item in inputs:
         shape, declared = sizes.get(item.name, ()), item.shape or ()
         free = [axis for axis, size in enumerate(shape or ()) if size is None]
         symbols = [declared[axis] for axis in free]
         if shape is None:
-            said.append(f"input '{item.name}' {shape_text(None)}")
+            said.setdefault(shape_text(None), []).append(item.name)
             options += ["--input", f"{item.name}=SHAPE"]
         elif free:
-            said.append(f"input '{item.name}' {shape_text(declared)}: dimension{'s' * (len(free) > 1)} {' and '.join(map(str, free))}")
+            what = f"{shape_text(declared)}: dimension{'s' * (len(free) > 1)} {' and '.join(map(str, free))}"
+            said.setdefault(what, []).append(item.name)
             if not all(symbol in examples for symbol in symbols):
                 likely = dict(enumerate(shape)) | {axis: _words(declared[axis]) or _likely(shape, axis) for axis in free}
                 likely |= {
                     axis: examples.setdefault(symbol, likely[axis] or 1) for axis in free if isinstance(symbol := declared[axis], str)
                 }
                 options += ["--input", f"{item.name}={'x'.join(map(str, likely.values()))}"]
-    return FreeDimensionsError(f"sizes are free: {'; '.join(said)}; give --input NAME=SHAPE", options)
+    told = "; ".join(text for what, names in said.items() for text in _each_or_count(what, names))
+    return FreeDimensionsError(f"sizes are free: {told}; give --input NAME=SHAPE", options)
+
+
+def _each_or_count(what: str, names: Sequence[str]) -> list[str]:
+    """Return what is free of inputs that are alike: of each, or of dozens as a decoder has them once, with how many they are."""
+    if len(names) > _NAMED:
+        return [f"input '{names[0]}' and {len(names) - 1} like it {what}"]
+    return [f"input '{name}' {what}" for name in names]
 
 
 def _words(symbol: int | str | None) -> int:

@@ -11,7 +11,7 @@ from bbgrap.graph.onnx_io import ModelInput
 
 
 def declared(*shapes):
-    return [ModelInput(name, DType.FLOAT, shape) for name, shape in zip("abc", shapes, strict=False)]
+    return [ModelInput(name, DType.FLOAT, shape) for name, shape in zip("abcdefghi", shapes, strict=False)]
 
 
 @pytest.mark.parametrize(
@@ -55,6 +55,7 @@ def test_shapes(shapes, given, batch, expected):
             "input 'c' [N, 2, past, 4]: dimension 2",
             ["a=1x16", "b=1x32", "c=1x2x16x4"],
         ),
+        ([("N", 2, "past", 4)] * 9, "input 'a' and 8 like it [N, 2, past, 4]: dimension 2", ["a=1x2x16x4"]),
         ([("N", "past + 1"), ("N", 2, "past", 4)], "input 'a' [N, past + 1]: dimension 1", ["a=1x17", "b=1x2x16x4"]),
         ([("N", None), ("N", None)], "input 'b' [N, ?]: dimension 1", ["a=1x16", "b=1x16"]),
     ],
