@@ -5,7 +5,7 @@ Law: an axis that is not moving has the same size for all shapes of the inputs t
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 
 import onnx
 import onnx.helper
@@ -59,18 +59,20 @@ def fixed_sizes(model: OnnxModel) -> Sizes:
     return {name: tuple(dim.dim_value if dim.HasField("dim_value") else None for dim in dims) for name, dims in shapes}
 
 
-def asking(model: OnnxModel, known: Sizes) -> bytes:
-    """Return a model that puts out what nothing is known of: who loads it is told what its outputs are like. Empty if all is known.
+def asking(model: OnnxModel, known: Sizes, caching: Set[str]) -> tuple[bytes, Set[str]]:
+    """Return a model that puts out what nothing is known of, and the names of that: who loads it is told what its outputs are like.
 
-    Large weights are inputs: their numbers steer no shapes.
+    Large weights are inputs: their numbers steer no shapes. What `caching` operators put out behind their answer is not asked for:
+    onnxruntime takes a cache for as long as its past.
     """
     proto = copy_of(model.proto)
     forget_shapes(proto.graph)
     outputs = {value.name for value in proto.graph.output}
-    unknown = [n for node in proto.graph.node for n in node.output if n and n not in known]
+    made = (name for node in proto.graph.node for name in (node.output[:1] if node.op_type in caching else node.output))
+    unknown = [name for name in made if name and name not in known]
     for tensor in proto.graph.initializer:
         if tensor.name in model.weights:
             proto.graph.input.append(onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims))
     refill(proto.graph.initializer, (tensor for tensor in proto.graph.initializer if tensor.name not in model.weights))
     proto.graph.output.extend(onnx.ValueInfoProto(name=name) for name in unknown if name not in outputs)
-    return serialized(proto) if unknown else b""
+    return serialized(proto), frozenset(unknown)

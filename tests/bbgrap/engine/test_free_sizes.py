@@ -29,6 +29,8 @@ def test_features_behind_operators_of_onnxruntime_do_not_move(path):
     sizes = sizes_of_free(model)
     made = {node.op_type: sizes[node.output[0]] for node in model.proto.graph.node if node.domain}
     assert set(made) >= {"GroupQueryAttention", "SkipSimplifiedLayerNormalization"}
+    caches = {name for node in model.proto.graph.node if node.op_type == "GroupQueryAttention" for name in node.output[1:]}
+    assert not sizes.keys() & caches
     assert {found[-1] for found in made.values()} <= {SIZES.width, 4 * SIZES.width, SIZES.words}
     assert {found[1] for found in made.values()} == {None}  # as many as there are words
 
