@@ -1,6 +1,6 @@
 """Which axes of a model's values have sizes that follow from free dimensions of its inputs. One of the files that import onnx.
 
-Law: an axis that is not moving has the same size for all shapes of the inputs that the file allows; where onnx cannot tell, it moves.
+Law: an axis that is not moving has the same size for all shapes of the inputs that the file allows; where nobody can tell, it moves.
 """
 
 from __future__ import annotations
@@ -60,16 +60,19 @@ def fixed_sizes(model: OnnxModel) -> Sizes:
 
 
 def asking(model: OnnxModel, known: Sizes, caching: Set[str]) -> tuple[bytes, Set[str]]:
-    """Return a model that puts out what nothing is known of, and the names of that: who loads it is told what its outputs are like.
+    """Return a model that puts out what nothing is known of, and the names of that: who loads it is told what they are like.
 
     Large weights are inputs: their numbers steer no shapes. What `caching` operators put out behind their answer is not asked for:
     onnxruntime takes a cache for as long as its past.
     """
+    nodes = model.proto.graph.node
+    made = (name for node in nodes for name in (node.output[:1] if node.op_type in caching else node.output))
+    unknown = [name for name in made if name and name not in known]
+    if not unknown:
+        return b"", frozenset()
     proto = copy_of(model.proto)
     forget_shapes(proto.graph)
     outputs = {value.name for value in proto.graph.output}
-    made = (name for node in proto.graph.node for name in (node.output[:1] if node.op_type in caching else node.output))
-    unknown = [name for name in made if name and name not in known]
     for tensor in proto.graph.initializer:
         if tensor.name in model.weights:
             proto.graph.input.append(onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims))

@@ -35,8 +35,10 @@ def tell_head_sizes(graph: GraphProto) -> None:
 def _sizes(graph: GraphProto) -> Iterator[tuple[NodeProto, int]]:
     """Yield attentions with the elements of their heads, as the product that reads their answer tells it."""
     attentions = {node.output[0]: node for node in graph.node if (node.domain, node.op_type) == _CACHING and node.output}
-    shapes = {tensor.name: tensor.dims for tensor in graph.initializer} if attentions else {}
-    for node in graph.node if attentions else ():
+    if not attentions:
+        return
+    shapes = {tensor.name: tensor.dims for tensor in graph.initializer}
+    for node in graph.node:
         attention = attentions.get(node.input[0]) if node.input else None
         features = None if attention is None else _features(node, shapes)
         if attention is not None and features is not None:
