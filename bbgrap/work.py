@@ -19,6 +19,7 @@ KINDS: Mapping[str, str] = {
     "matmul": "matrix products with many rows",
     "matvec": "matrix products with few rows, which mostly read their weights",
     "matmul_int8": "matrix products of bytes",
+    "transform": "Fourier transforms",
     "pool": "maxima and means over windows or whole maps",
     "normalize": "softmax, layer normalisation and the like",
     "elementwise": "functions of single elements",

@@ -41,6 +41,12 @@ _TOKENS = ((16, 256), (64, 384), (128, 768), (64, 768), (197, 768))
 _VECTORS = ((1, 2048, 1000), (1, 768, 3072), (1, 4096, 1024), (4, 768, 768), (8, 1024, 1024), (1, 256, 256), (2, 512, 2048))
 """Rows, depth and columns of products that mostly read their weights."""
 
+_SOUND = 16_384
+"""Numbers in a sound that is cut into signals, which are transformed."""
+
+_SIGNALS = (64, 128, 256, 400, 512, 960, 1024, 2048)
+"""Lengths of the signals; two are no powers of two."""
+
 _CROWD_BYTES = 64 << 20
 """Beyond the caches of common machines: reading so much leaves nothing else in them."""
 
@@ -81,6 +87,7 @@ def networks() -> Iterator[Callable[[], Graph]]:
         yield partial(_tokens, rows, features)
     for rows, depth, columns in _VECTORS:
         yield partial(_vectors, rows, depth, columns)
+    yield _signals
     yield from byte_networks(_ENTRY)
 
 
@@ -221,3 +228,15 @@ def _vectors(rows: int, depth: int, columns: int) -> Graph:
     net = Builder(f"vectors{rows}x{depth}x{columns}", (rows, depth))
     x = net.dense(net.dense("input", "there", columns), "back", depth)
     return net.graph(net.dense(x, "again", columns))
+
+
+def _signals() -> Graph:
+    """Fourier transforms of the pieces of a sound."""
+    net = Builder("signals", (1, _SOUND, 1))
+    sound = net.binary("Add", "input", net.weight("silence", np.zeros(1, np.float32)), _ENTRY)
+    spectra = []
+    for length in _SIGNALS:
+        number = net.weight(f"length{length}", np.array(length))
+        made = (1, _SOUND // length, length // 2 + 1, 2)
+        spectra.append(net.node("STFT", f"spectra{length}", [sound, number, "", number], made))
+    return net.graph(*spectra)

@@ -40,6 +40,7 @@ TYPICAL: Mapping[str, Work] = {
     "matmul": _product("matmul", 128, 768, 768),
     "matvec": _product("matvec", 1, 2048, 1000),
     "matmul_int8": _of_bytes("matmul_int8", _product("matmul", 128, 768, 768)),
+    "transform": Work("transform", 100 * 5 * 512 * 9, 0, 4 * 100 * (512 + 2 * 257)),
     "pool": Work("pool", 9 * _MAP // 4, 0, 5 * _MAP),
     "normalize": Work("normalize", _MAP, 0, 8 * _MAP),
     "elementwise": Work("elementwise", _MAP, 0, 8 * _MAP),
@@ -61,6 +62,7 @@ PIECES: Mapping[str, str] = {
     "conv_int8": "128 to 128 channels, 28 x 28",
     "depthwise_int8": "3 x 3, 256 channels, 28 x 28",
     "matmul_int8": "128 rows, 768 x 768",
+    "transform": "100 signals of 512",
     "pool": "3 x 3, 256 channels, 28 x 28",
     "message": "1 row of 256 channels x 28",
     **dict.fromkeys(("normalize", "elementwise", "elementwise_int8", "move", "other", "segment"), "256 channels, 28 x 28"),
@@ -89,6 +91,7 @@ DEFAULT_WORK: tuple[Speed, ...] = (
     Speed("matmul", 99e9, 120e9, 200e9, 9.6e-6),
     Speed("matvec", 150e9, 19e9, 0.0, 3.5e-6),
     Speed("matmul_int8", 200e9, 20e9, 0.0, 5e-6),
+    Speed("transform", 2.1e9, 0.0, 0.0, 5e-6),
     Speed("pool", 83e9, 0.0, 72e9, 6.0e-6),
     Speed("normalize", 0.0, 0.0, 19e9, 7.7e-6),
     Speed("elementwise", 0.0, 0.0, 50e9, 4.7e-6),
@@ -100,7 +103,7 @@ DEFAULT_WORK: tuple[Speed, ...] = (
 )
 """A generic core: one thread on a virtual machine with AMD EPYC processors, measured as agents do, rounded to two digits."""
 
-ONE_THREAD = frozenset({"segment", "message"})
+ONE_THREAD = frozenset({"segment", "message", "transform"})
 """Kinds of work that more threads do not make faster."""
 
 THREAD_EXPONENT = 0.95

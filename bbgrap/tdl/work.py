@@ -153,6 +153,7 @@ _PRODUCTS = _PRODUCTS_OF_BYTES | frozenset(
     | RECURRENT
 )
 _OF_BYTES = frozenset({"QLinearAdd", "QLinearMul", "QLinearLeakyRelu", "QLinearSigmoid", "QLinearSoftmax", "QLinearWhere", "QLinearConcat"})
+_TRANSFORMS = frozenset({"DFT", "STFT"})
 _POOLS = frozenset(
     {"MaxPool", "AveragePool", "LpPool", "GlobalAveragePool", "GlobalMaxPool", "GlobalLpPool"}
     | {"QLinearAveragePool", "QLinearGlobalAveragePool", "NhwcMaxPool"}
@@ -175,7 +176,7 @@ def kind_of(graph: Graph, node: Node) -> str:
         return _kind_of_convolution(graph, node)
     if node.op in _PRODUCTS:
         return _kind_of_product(graph, node)
-    known = ((_POOLS, "pool"), (_NORMALIZE, "normalize"), (_MOVES, "move"), (_OF_BYTES, "elementwise_int8"))
+    known = ((_TRANSFORMS, "transform"), (_POOLS, "pool"), (_NORMALIZE, "normalize"), (_MOVES, "move"), (_OF_BYTES, "elementwise_int8"))
     for ops, kind in known:
         if node.op in ops:
             return kind

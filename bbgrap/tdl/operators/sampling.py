@@ -60,20 +60,33 @@ def describe_dft(site: Site) -> Description | None:
     if axis is None:
         return None
     fixed = {axis, len(out) - 1}
-    return with_whole_axes("DFT", out, [operand(0)[but(out, fixed)], *wholes(site, (1,))], fixed)
+    reads = [operand(0)[but(out, fixed)], *wholes(site, (1,))]
+    return with_whole_axes("DFT", out, reads, fixed, _flops(site.shape(0)[axis], site.output_shape[axis]))
 
 
 def describe_stft(site: Site) -> Description | None:
     """out[b, f, :, :] = transform of signal[b, f * step + k] * window[k]: frames are windows with a halo."""
     b, f, bins, pair = output_indices(site)
     step = site.constant(1)
-    if step is None or len(site.shape(0)) != 3 or (site.has(3) and site.constant(3) is None):
+    rank = len(site.shape(0))  # onnxruntime takes signals without the last axis, too
+    if step is None or rank not in (2, 3) or (site.has(3) and site.constant(3) is None):
         return None
     given = site.constant(3)
     length = int(given.reshape(())) if given is not None else site.shape(2)[0]
-    signal = operand(0)[b, f * int(step.reshape(())) + Index("k", length), ALL]
+    signal = operand(0)[b, f * int(step.reshape(())) + Index("k", length), *[ALL] * (rank - 2)]
     reads = [signal] + ([whole(site, 2)] if site.has(2) else [])
-    return Description((b, f, bins, pair), Opaque("STFT", tuple(reads), (bins, pair)))
+    return Description((b, f, bins, pair), Opaque("STFT", tuple(reads), (bins, pair), _flops(length, site.output_shape[2])))
+
+
+def _flops(length: int, frequencies: int) -> int:
+    """Return the operations per element `[frequency, pair]` of one signal's transform.
+
+    A fast transform of n numbers has 5 n log2 n (Cooley and Tukey). A length that is no power of two takes two of them, over at least
+    twice as many numbers (Bluestein): onnxruntime does so, 20.6 us for 1,024 numbers and 50.6 us for 400 here.
+    """
+    even = length & (length - 1) == 0
+    padded = length if even else 1 << (2 * length - 2).bit_length()
+    return (5 if even else 10) * padded * (padded.bit_length() - 1) // (2 * max(frequencies, 1))
 
 
 register(OperatorRule(describe_grid_sample), "GridSample")

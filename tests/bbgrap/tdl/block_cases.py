@@ -178,12 +178,12 @@ def dft(draw: Draw) -> Case:
 
 @st.composite
 def stft(draw: Draw) -> Case:
-    """STFT with a window, a frame length or both; frames overlap or leave gaps."""
+    """STFT with a window, a frame length or both, of signals with and without a last axis; frames overlap or leave gaps."""
     batch, length, step, more = draw(st.integers(1, 3)), draw(st.integers(2, 4)), draw(st.integers(1, 5)), draw(st.integers(0, 9))
     random = random_of(draw)
     window = random.uniform(0.5, 1, length).astype(np.float32) if draw(st.booleans()) else None
     frame = np.array(length) if window is None or draw(st.booleans()) else None
-    x = random.uniform(-1, 1, (batch, length + more, 1)).astype(np.float32)
+    x = random.uniform(-1, 1, (batch, length + more, *draw(st.sampled_from(((), (1,)))))).astype(np.float32)
     operands = (x, np.array(step), window, frame) if frame is not None else (x, np.array(step), window)
     return Case("STFT", operands, {}, frozenset((1, 3)), 17, exact=False, loose=None, several_ranges=frozenset((0,)))
 

@@ -76,3 +76,20 @@ def test_attention_is_charged_for_its_products(domain, op, inputs, expected):
     made = inputs[0]
     graph = graph_of(op, inputs, output=made, attributes={"num_heads": HEADS}, domain=domain, opset=23)
     assert expected <= work(graph).flops <= 1.1 * expected
+
+
+@pytest.mark.parametrize(("length", "padded", "transforms"), [(512, 512, 1), (400, 1024, 2), (1, 1, 1)])
+@pytest.mark.parametrize("axes", [(), (1,)], ids=["samples", "samples with an axis"])
+def test_a_short_time_transform_is_charged_for_every_frame(length, padded, transforms, axes):
+    frames, frequencies = 20, length // 2 + 1
+    inputs = (tensor(1, 19 * 160 + length, *axes), *(TensorType(DType.INT64, ()),) * 3)
+    constants = {1: np.array(160), 3: np.array(length)}
+    graph = graph_of(
+        "STFT", (*inputs[:2], tensor(length), inputs[3]), output=tensor(1, frames, frequencies, 2), constants=constants, opset=17
+    )
+    expected = frames * transforms * 5 * padded * (padded.bit_length() - 1)
+    done = work(graph)
+    assert done.kind == "transform"
+    assert 0.97 * expected <= done.flops <= expected
+    half = work(graph, lambda whole: whole.replace(1, ShapeMap.of((0, frames // 2)).axes[0]))
+    assert 2 * half.flops == done.flops
