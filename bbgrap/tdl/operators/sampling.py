@@ -61,7 +61,9 @@ def describe_dft(site: Site) -> Description | None:
         return None
     fixed = {axis, len(out) - 1}
     reads = [operand(0)[but(out, fixed)], *wholes(site, (1,))]
-    return with_whole_axes("DFT", out, reads, fixed, _flops(site.shape(0)[axis], site.output_shape[axis]))
+    given = site.constant(1) if site.has(1) else None  # to which signals are padded, or cut
+    length = site.shape(0)[axis] if given is None else int(given.reshape(()))
+    return with_whole_axes("DFT", out, reads, fixed, _flops(length, site.output_shape[axis]))
 
 
 def describe_stft(site: Site) -> Description | None:

@@ -93,3 +93,13 @@ def test_a_short_time_transform_is_charged_for_every_frame(length, padded, trans
     assert 0.97 * expected <= done.flops <= expected
     half = work(graph, lambda whole: whole.replace(1, ShapeMap.of((0, frames // 2)).axes[0]))
     assert 2 * half.flops == done.flops
+
+
+def test_a_transform_is_charged_for_the_length_that_signals_are_padded_to():
+    signals, padded = 30, 512
+    inputs = (tensor(signals, 400, 1), TensorType(DType.INT64, ()), TensorType(DType.INT64, ()))
+    constants = {1: np.array(padded), 2: np.array(1)}
+    attributes = {"onesided": 1}
+    graph = graph_of("DFT", inputs, output=tensor(signals, 257, 2), constants=constants, attributes=attributes, opset=20)
+    expected = signals * 5 * padded * 9
+    assert 0.97 * expected <= work(graph).flops <= expected
