@@ -25,6 +25,7 @@ from bbgrap.errors import ModelError
 from bbgrap.graph.onnx_free import has_free_inputs, moving_axes
 from bbgrap.graph.onnx_io import OnnxModel, as_model_error, read_model, with_input_shapes
 from bbgrap.graph.onnx_read import checker_fault
+from bbgrap.graph.onnx_subnormal import without_subnormal_weights
 from bbgrap.graph.types import Graph
 
 _WITH_BODIES = ("If", "Loop", "Scan", "SequenceMap")
@@ -80,7 +81,7 @@ def refusal(path: Path, refused: ModelError) -> ModelError:
 
 
 def folded(model: OnnxModel, shapes: Mapping[str, tuple[int, ...]]) -> OnnxModel:
-    """Return a model in a current opset, if it answers as before with these input shapes, after `fold`.
+    """Return a model in a current opset, if it answers as before with these input shapes, after `fold`, without subnormal weights.
 
     Raises:
         ModelError: if onnxruntime cannot load the model.
@@ -88,11 +89,12 @@ def folded(model: OnnxModel, shapes: Mapping[str, tuple[int, ...]]) -> OnnxModel
     """
     current = in_current_opset(model, shapes)
     try:
-        return fold(current)
+        made = fold(current)
     except ModelError:
         if current is model:
             raise
-        return fold(model)  # the converter made what onnxruntime cannot run
+        made = fold(model)  # the converter made what onnxruntime cannot run
+    return without_subnormal_weights(made)  # folding makes some, too: a weight times a small scale
 
 
 def fold(model: OnnxModel) -> OnnxModel:

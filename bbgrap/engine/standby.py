@@ -4,8 +4,9 @@
     device 0  Receive inputs <- host | Run model | Send outputs -> host
 
 The model is what its file says: free dimensions, opset and operators are untouched, and the agent's onnxruntime optimises it as it would
-optimise the file. Law: the answers are those of plain onnxruntime on the agent, bit for bit; weights that the file lists as inputs too are
-weights (a request that overrides them is not for a standby), unless they are state.
+optimise the file. Law: the answers are those of plain onnxruntime on the agent, bit for bit (of subnormal weights see
+`bbgrap.graph.onnx_subnormal`); weights that the file lists as inputs too are weights (a request that overrides them is not for a standby),
+unless they are state.
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ from onnx import AttributeProto, NodeProto
 
 from bbgrap.errors import ModelError
 from bbgrap.graph.onnx_read import OnnxModel, array_of, detach, is_large
+from bbgrap.graph.onnx_subnormal import flushed_weights
 from bbgrap.graph.onnx_tidy import copy_of, refill, serialized
 from bbgrap.graph.types import Array
 
@@ -17,7 +18,7 @@ def whole_model(model: OnnxModel) -> tuple[bytes, Mapping[str, Array]]:
     """Return a model without its large weights, and these by initializer name: free dimensions, opset and operators as the file has them.
 
     Large constants become weights: some exporters write every weight as a constant, and onnxruntime itself makes them weights when it loads
-    a model.
+    a model. Those that only products read have no subnormal numbers.
 
     Raises:
         ModelError: if what is left is larger than a protobuf can be (2 GB).
@@ -28,9 +29,10 @@ def whole_model(model: OnnxModel) -> tuple[bytes, Mapping[str, Array]]:
         proto = copy_of(model.proto)
         weights |= _lift_constants(proto.graph)
     try:
-        return serialized(proto), weights
+        data = serialized(proto)
     except Exception as error:  # protobuf's EncodeError; that package ships no types
         raise ModelError(f"model '{model.name}': it cannot be written: {error}; keep the tensors inside its bodies outside") from None
+    return data, flushed_weights(proto.graph, weights)
 
 
 def _lift_constants(graph: onnx.GraphProto) -> dict[str, Array]:
