@@ -15,7 +15,7 @@ import numpy as np
 import onnx
 
 from bbgrap.graph.onnx_read import OnnxModel
-from bbgrap.graph.onnx_tidy import graphs_of, standard_domain
+from bbgrap.graph.onnx_tidy import reads_of
 from bbgrap.graph.types import Array
 
 _PRODUCTS = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
@@ -38,17 +38,19 @@ def flushed_weights(graph: onnx.GraphProto, weights: Mapping[str, Array]) -> Map
 
 def _factors(graph: onnx.GraphProto) -> set[str]:
     """Return the names of values that are factors of products, or added right behind one, and nothing else."""
-    products = {name for node in graph.node if node.op_type in _PRODUCTS for name in node.output}
+    products = {name for node in graph.node if _is_product(node) for name in node.output}
     found: set[str] = set()
     others = {output.name for output in graph.output}
-    for body in graphs_of(graph):
-        for node in body.node:
-            is_sum = node.op_type == "Add" and not products.isdisjoint(node.input)
-            taken = body is graph and not standard_domain(node.domain) and (is_sum or node.op_type in _PRODUCTS)
-            (found if taken else others).update(node.input)
-        if body is not graph:
-            others.update(output.name for output in body.output)
+    for node in graph.node:
+        if _is_product(node) or (node.op_type == "Add" and not node.domain and not products.isdisjoint(node.input)):
+            found.update(node.input)
+        else:
+            others.update(reads_of(node))
     return found - others
+
+
+def _is_product(node: onnx.NodeProto) -> bool:
+    return node.op_type in _PRODUCTS and not node.domain
 
 
 def _flushed(array: Array) -> Array | None:

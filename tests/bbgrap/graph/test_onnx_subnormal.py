@@ -60,6 +60,22 @@ def test_no_way_to_load_a_model_leaves_subnormal_factors(network):
         assert sum(np.count_nonzero(np.abs(array) == SMALLEST_NORMAL) for array in arrays) == len(weights)
 
 
+def test_what_folding_makes_subnormal_is_gone_too(tmp_path):
+    """A channel that training has given up by the scale of its normalisation."""
+    weights = {"a": np.ones((32, 16, 3, 3), np.float32), "mean": np.zeros(32, np.float32), "variance": np.ones(32, np.float32)}
+    weights |= {"scale": np.full(32, 1e-38, np.float32), "bias": np.ones(32, np.float32)}
+    weights["scale"][1:] = 1
+    weights["a"][0] = 0.01
+    nodes = [
+        helper.make_node("Conv", ["x", "a"], ["u"]),
+        helper.make_node("BatchNormalization", ["u", *list(weights)[3:], *list(weights)[1:3]], ["y"]),
+    ]
+    graph = load_graph(saved(tmp_path / "m.onnx", nodes, weights), {"x": (1, 16, 9, 9)})
+    (folded,) = (weight.array for weight in graph.weights.values() if weight.array.ndim == 4)
+    assert not folded[0].any()
+    assert np.count_nonzero(folded) == folded[1:].size
+
+
 @given(seed=st.integers(0, 2**32 - 1), scale=st.sampled_from((1e-20, 1.0, 1e20)))
 def test_answers_keep_their_bits(network, seed, scale):
     path, _ = network
