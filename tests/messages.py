@@ -11,6 +11,7 @@ from bbgrap.protocol import inspection as i
 from bbgrap.protocol import key_messages as k
 from bbgrap.protocol import messages as m
 from bbgrap.protocol import status_messages as s
+from bbgrap.protocol.faults import Fault
 from bbgrap.runtime.recording import Record, StepLabel
 from bbgrap.runtime.schedule import BufferSpec, LocalJoin, LocalPart, LocalReceive, LocalRun, LocalSend, Schedule
 
@@ -129,7 +130,7 @@ ANSWERS: list[Any] = [
     s.PlanShown(1, "{}", ("a", "coordinator"), (RECORD,), 1e9),
     i.KnownProfiles(1, (PROFILE,), ()),
     i.Inspection(1, FACTS, (i.NodeFacts("a", FACTS, -0.5, 0.25),), ("b",), (i.RequestedPlan(DIGEST, "x 1x3", ("a",), "slow", 2),)),
-    client.Failed(1, client.Fault.PLAN, "no"),
+    client.Failed(1, Fault.PLAN, "no"),
     client.StillWorking((1, 2), (1,)),
 ]
 

@@ -18,7 +18,7 @@ from bbgrap.control.membership import Member
 from bbgrap.control.planning import Planning
 from bbgrap.control.plans import MAX_DEATHS, Death, ServedPlan, Variant
 from bbgrap.control.request import Request
-from bbgrap.protocol.client_messages import Fault
+from bbgrap.protocol.faults import Fault
 from bbgrap.protocol.messages import EndedBy, WorkerLost
 
 FIRST_QUARANTINE_S = 60.0

@@ -5,7 +5,8 @@ from __future__ import annotations
 from bbgrap.control.coordinator_instructions import CoordinatorInstruction, ToClient
 from bbgrap.control.membership import Members
 from bbgrap.control.plans import ServedPlan
-from bbgrap.protocol.client_messages import Failed, Fault
+from bbgrap.protocol.client_messages import Failed
+from bbgrap.protocol.faults import Fault
 
 CALLER_UNASKED_S = 60.0
 """How long a wait for a plan outlasts a client that does not ask after it. Chosen: its questions may wait behind large inputs."""

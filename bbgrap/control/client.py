@@ -17,13 +17,13 @@ from bbgrap.protocol.client_messages import (
     Cancel,
     ClientAnswer,
     Failed,
-    Fault,
     FinalAnswer,
     ModelChunk,
     Progress,
     RunModel,
     StillWorking,
 )
+from bbgrap.protocol.faults import Fault
 from bbgrap.protocol.limits import MAX_ASKED
 
 REOPEN_S = 3.0

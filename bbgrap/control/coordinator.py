@@ -52,7 +52,6 @@ from bbgrap.protocol.client_messages import (
     ClientMessage,
     EndSequence,
     Failed,
-    Fault,
     ForkSequence,
     Greeting,
     Hello,
@@ -63,6 +62,7 @@ from bbgrap.protocol.client_messages import (
     RunModel,
     StillWorking,
 )
+from bbgrap.protocol.faults import Fault
 from bbgrap.protocol.inspection import Inspected
 from bbgrap.protocol.messages import (
     AgentMessage,

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from bbgrap.control.planned_variant import PlannedVariant
-from bbgrap.protocol.client_messages import ClientMessage, Fault
+from bbgrap.protocol.client_messages import ClientMessage
+from bbgrap.protocol.faults import Fault
 from bbgrap.protocol.inspection import MachineFacts
 from bbgrap.protocol.messages import AgentMessage, BytesLike, TensorHeader
 from bbgrap.runtime.recording import Record

@@ -34,7 +34,8 @@ from bbgrap.control.standby import Standbys
 from bbgrap.control.synthetic_requests import SyntheticRequests
 from bbgrap.control.tracing import OpenTrace
 from bbgrap.control.verifying import Verifying
-from bbgrap.protocol.client_messages import Failed, Fault, PrepareModel, RunModel, RunResult
+from bbgrap.protocol.client_messages import Failed, PrepareModel, RunModel, RunResult
+from bbgrap.protocol.faults import Fault
 from bbgrap.protocol.messages import Recorded, RequestFailed
 from bbgrap.runtime.recording import Record
 

@@ -18,7 +18,8 @@ from bbgrap.control.request import Request
 from bbgrap.control.request_statistics import RequestStatistics
 from bbgrap.control.sequence import Sequence
 from bbgrap.control.stalls import SLOWEST_LINK
-from bbgrap.protocol.client_messages import Failed, Fault, RunModel
+from bbgrap.protocol.client_messages import Failed, RunModel
+from bbgrap.protocol.faults import Fault
 
 UNASKED_S = 10.0
 """How long a request waits for a client that does not ask after it. Chosen: clients ask twice a second, and are gone, or have another key

@@ -28,7 +28,8 @@ from bbgrap.control.scaled_plans import SEARCH_EVERY_S, Origin, origin_of
 from bbgrap.control.variants import LeastFinishTime, LowestLatency
 from bbgrap.planners.options import AUTO
 from bbgrap.program.dictionaries import dictionary_devices_of
-from bbgrap.protocol.client_messages import FEEDING, Fault, PrepareModel, Progress
+from bbgrap.protocol.client_messages import FEEDING, PrepareModel, Progress
+from bbgrap.protocol.faults import Fault
 
 MAX_PLANS = 512
 """Plans that are remembered; the least recently asked one makes room."""

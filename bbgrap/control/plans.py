@@ -24,7 +24,8 @@ from bbgrap.control.planned_variant import SCALED_FROM, PlannedVariant
 from bbgrap.control.variants import SMOOTHING, InFlightQueue, LeastFinishTime, Policy, Timing
 from bbgrap.planners.options import PlanOptions
 from bbgrap.protocol.addresses import split_place
-from bbgrap.protocol.client_messages import Fault, ModelFile, ModelPrepared
+from bbgrap.protocol.client_messages import ModelFile, ModelPrepared
+from bbgrap.protocol.faults import Fault
 from bbgrap.protocol.messages import Deploy, EndedBy, Peer
 from bbgrap.protocol.tensors import Inputs
 

@@ -14,7 +14,8 @@ from bbgrap.cluster.types import NodeProfile
 from bbgrap.control.coordinator_events import RoutingId
 from bbgrap.control.coordinator_instructions import Audit, CoordinatorInstruction, Log, SaveProfile, ToAgent, ToClient
 from bbgrap.control.membership import Member, Members
-from bbgrap.protocol.client_messages import Failed, Fault, MeasureNodes, Profiles, Progress
+from bbgrap.protocol.client_messages import Failed, MeasureNodes, Profiles, Progress
+from bbgrap.protocol.faults import Fault
 from bbgrap.protocol.messages import EndMeasuring, LinksMeasured, Measure, Measured, MeasureLinks
 
 MEASURE_WITHIN_S = 120.0

@@ -24,7 +24,8 @@ from bbgrap.control.planning import Planning
 from bbgrap.control.plans import Caller, ServedPlan
 from bbgrap.control.status import StatusReader
 from bbgrap.protocol import inspection
-from bbgrap.protocol.client_messages import Failed, Fault, ListNodes, Nodes, Profiles, SetProfile
+from bbgrap.protocol.client_messages import Failed, ListNodes, Nodes, Profiles, SetProfile
+from bbgrap.protocol.faults import Fault
 from bbgrap.protocol.inspection import (
     Inspect,
     Inspected,

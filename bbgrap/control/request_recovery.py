@@ -18,7 +18,7 @@ from bbgrap.control.request import Request
 from bbgrap.control.sequences import Sequences
 from bbgrap.control.synthetic_requests import SyntheticRequests
 from bbgrap.control.verifying import Verifying
-from bbgrap.protocol.client_messages import Fault
+from bbgrap.protocol.faults import Fault
 from bbgrap.protocol.messages import Abandon
 
 MAX_LOSSES = 6

@@ -18,7 +18,7 @@ from bbgrap.control.coordinator_instructions import Base, CoordinatorInstruction
 from bbgrap.control.loading import Loading
 from bbgrap.control.plans import ServedPlan, Variant
 from bbgrap.planners.options import AUTO
-from bbgrap.protocol.client_messages import Fault
+from bbgrap.protocol.faults import Fault
 
 GROWTH = 2.0
 """How much larger inputs must be, in elements, than those that one node answers fastest, for a plan to be searched for. Chosen."""

@@ -23,7 +23,8 @@ from bbgrap.control.plans import ServedPlan, Variant
 from bbgrap.control.request import Request
 from bbgrap.control.request_statistics import RequestStatistics
 from bbgrap.control.sequence import RequestInputs, Sequence, given_of, keep
-from bbgrap.protocol.client_messages import EndSequence, Fault, ForkSequence, RunModel
+from bbgrap.protocol.client_messages import EndSequence, ForkSequence, RunModel
+from bbgrap.protocol.faults import Fault
 from bbgrap.protocol.messages import TensorHeader
 from bbgrap.runtime.schedule import Schedule
 

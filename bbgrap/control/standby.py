@@ -21,7 +21,8 @@ from bbgrap.control.planning import standby_key
 from bbgrap.control.plans import Job, ServedPlan
 from bbgrap.control.stalls import is_behind_another, is_stuck
 from bbgrap.control.variants import LeastFinishTime
-from bbgrap.protocol.client_messages import Fault, ModelFile
+from bbgrap.protocol.client_messages import ModelFile
+from bbgrap.protocol.faults import Fault
 
 COPIES = 2
 """Nodes that have a model whole. Chosen: one may be lost, and the other answers."""

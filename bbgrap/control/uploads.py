@@ -14,13 +14,14 @@ from bbgrap.control.coordinator_events import ChunkWritten, RoutingId
 from bbgrap.control.coordinator_instructions import Audit, CoordinatorInstruction, ToClient, WriteChunk
 from bbgrap.protocol.client_messages import (
     Failed,
-    Fault,
     ModelChunk,
     ModelFile,
     ModelMissing,
     ModelStored,
     OfferModel,
 )
+from bbgrap.protocol.faults import Fault
+from bbgrap.protocol.limits import MAX_MODEL_BYTES
 
 _K = TypeVar("_K")
 _V = TypeVar("_V")
@@ -33,9 +34,6 @@ MAX_CLIENTS = 1024
 
 MAX_FILES = 10_000
 """Files of a model: exporters that write one per weight make some thousand."""
-
-MAX_MODEL_BYTES = 64 << 30
-"""All files of a model together. Chosen: above any model that fits the machines this is for."""
 
 
 def offer_digest(files: Iterable[ModelFile]) -> str:

@@ -4,25 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import Enum
-from typing import Annotated, Self
+from typing import Annotated
 
 from bbgrap.cluster.types import NodeProfile
-from bbgrap.errors import (
-    AccessError,
-    BbgrapError,
-    ClusterFileError,
-    ClusterUnavailableError,
-    ExecutionError,
-    InputError,
-    ModelError,
-    PlanError,
-    ProgramError,
-    RemoteProtocolError,
-    StateLostError,
-    UsageError,
-)
 from bbgrap.planners.options import PlanOptions
+from bbgrap.protocol.faults import Fault
 from bbgrap.protocol.inspection import ForgetProfile, Inspection, InspectNodes, KnownProfiles, ListProfiles
 from bbgrap.protocol.key_messages import TokenCall, TokenMade, Tokens
 from bbgrap.protocol.limits import MAX_ASKED, MAX_REPORT_BYTES, Digest, FileName, Length, Name, Text
@@ -273,38 +259,6 @@ class Profiles:
 
     call: int
     profiles: tuple[NodeProfile, ...]
-
-
-class Fault(Enum):
-    """Kinds of failure, each with the error a client raises for it: an `ExecutionError` where none is named."""
-
-    MODEL = "model", ModelError
-    INPUT = "input", InputError
-    PLAN = "plan", PlanError
-    PROGRAM = "program", ProgramError
-    USAGE = "usage", UsageError
-    CLUSTER_FILE = "cluster-file", ClusterFileError
-    UNAVAILABLE = "unavailable", ClusterUnavailableError
-    EXECUTION = "execution"
-    BUSY = "busy"
-    ACCESS = "access", AccessError
-    PROTOCOL = "protocol", RemoteProtocolError
-    UNKNOWN_MODEL = "unknown-model"
-    UNKNOWN_PLAN = "unknown-plan"
-    STATE_LOST = "state-lost", StateLostError
-
-    error: type[BbgrapError]
-
-    def __new__(cls, text: str, error: type[BbgrapError] = ExecutionError) -> Self:
-        """Make a kind whose value is the text alone."""
-        kind = object.__new__(cls)
-        kind._value_, kind.error = text, error
-        return kind
-
-    @classmethod
-    def of(cls, error: BbgrapError) -> Fault:
-        """Return the kind of an error; anything unforeseen counts as a failed execution."""
-        return next((fault for fault in cls if type(error) is fault.error), cls.EXECUTION)
 
 
 @dataclass(frozen=True, slots=True)

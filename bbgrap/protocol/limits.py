@@ -14,6 +14,8 @@ MAX_HEADER_BYTES = 64 << 20
 """A control message without payload. Chosen: the skeletons of a model with 50,000 nodes take about 10 MB."""
 MAX_CHUNK_BYTES = 1 << 20
 """A piece of a model or weight: short enough (9 ms at 1 Gb/s) for heartbeats between two of them, and one piece on the wire."""
+MAX_MODEL_BYTES = 64 << 30
+"""All files of a model together. Chosen: above any model that fits the machines this is for."""
 MAX_TENSOR_BYTES = 1 << 30
 """An input or output of a request, or a message of the data plane."""
 MAX_PAYLOAD_FRAMES = 1024

@@ -7,7 +7,6 @@ may only enrol. `docs/security.md` is for readers, this table is what the coordi
 from __future__ import annotations
 
 from collections.abc import Mapping
-from enum import Enum
 from typing import Any, get_args
 
 from bbgrap.protocol import client_messages as client
@@ -15,20 +14,7 @@ from bbgrap.protocol import inspection
 from bbgrap.protocol import key_messages as keys
 from bbgrap.protocol.messages import AgentMessage
 from bbgrap.protocol.status_messages import StatusCall
-
-
-class Role(Enum):
-    """What a token is for."""
-
-    READER = "reader"
-    """May look: which nodes are there, what is known of them, and how they are."""
-    CLIENT = "client"
-    """May bring models and run requests."""
-    AGENT = "agent"
-    """May enrol nodes, which compute."""
-    ADMIN = "admin"
-    """May do all that, and change profiles, measure, and make and take back tokens."""
-
+from bbgrap.protocol.tokens import Role
 
 NODE = "node"
 """What a key is that was enrolled: no token, but a machine's own."""

@@ -12,12 +12,25 @@ import base64
 import binascii
 import hashlib
 from dataclasses import dataclass, field
+from enum import Enum
 
 from bbgrap.errors import AccessError
-from bbgrap.protocol.roles import Role
 
 KEY_BYTES = 32
 _CHECK_BYTES = 4
+
+
+class Role(Enum):
+    """What a token is for."""
+
+    READER = "reader"
+    """May look: which nodes are there, what is known of them, and how they are."""
+    CLIENT = "client"
+    """May bring models and run requests."""
+    AGENT = "agent"
+    """May enrol nodes, which compute."""
+    ADMIN = "admin"
+    """May do all that, and change profiles, measure, and make and take back tokens."""
 
 
 @dataclass(frozen=True, slots=True)

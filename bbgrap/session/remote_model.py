@@ -23,7 +23,8 @@ from bbgrap.errors import ExecutionError, InputError
 from bbgrap.graph.types import Array, DType
 from bbgrap.planners.options import AUTO, InputValues, PlanOptions
 from bbgrap.program.dictionaries import have_few_values
-from bbgrap.protocol.client_messages import Fault, ModelPrepared, PrepareModel, RunModel, RunResult
+from bbgrap.protocol.client_messages import ModelPrepared, PrepareModel, RunModel, RunResult
+from bbgrap.protocol.faults import Fault
 from bbgrap.protocol.limits import MAX_HEADER_BYTES, MAX_MESSAGE_BYTES, MAX_PAYLOAD_FRAMES, MAX_TENSOR_BYTES
 from bbgrap.protocol.messages import TensorHeader
 from bbgrap.protocol.tensors import Inputs, decode_array, encode_array

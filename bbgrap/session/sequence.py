@@ -19,7 +19,8 @@ from typing import Any, Self
 from bbgrap.costmodel.timeline import Timeline
 from bbgrap.errors import StateLostError, UsageError
 from bbgrap.graph.types import Array
-from bbgrap.protocol.client_messages import EndSequence, Fault, ForkSequence, RunResult
+from bbgrap.protocol.client_messages import EndSequence, ForkSequence, RunResult
+from bbgrap.protocol.faults import Fault
 from bbgrap.session.answers import PreparedPlan, outputs_of, recorded_timeline
 from bbgrap.session.calls import CallFailedError
 from bbgrap.session.ort_errors import speaking_onnxruntime

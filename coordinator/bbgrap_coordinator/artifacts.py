@@ -47,6 +47,9 @@ ALIGNMENT = 64
 MAX_VARIANTS_BYTES = 512 << 20
 """Of the file without weights. Chosen: above eight reports and as many schedules with their segments as large as a message may be."""
 
+NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT})
+"""What a disk says that is full; there may be room soon."""
+
 _VARIANTS, _WEIGHTS, _INHERITED, TILES = "variants", "weights", "inherited", "tiles"
 
 T = TypeVar("T")

@@ -20,8 +20,8 @@ from bbgrap.control.coordinator_events import RequestBroke, RequestDone
 from bbgrap.control.coordinator_instructions import HostDeploy, KeepState, StartRequest
 from bbgrap.errors import BbgrapError, ExecutionError, RemoteProtocolError
 from bbgrap.graph.types import Array, DType
-from bbgrap.protocol.client_messages import Fault
 from bbgrap.protocol.data import Frame, Kind, SequenceStart, pack_number
+from bbgrap.protocol.faults import Fault
 from bbgrap.protocol.message_layout import MessageLayout, layouts_received, layouts_sent, pack, unpack
 from bbgrap.protocol.messages import BytesLike, Peer, TensorHeader
 from bbgrap.protocol.tensors import decode_array, encode_array

@@ -13,7 +13,8 @@ from pathlib import Path
 
 from bbgrap.cluster.types import COORDINATOR
 from bbgrap.errors import UsageError
-from bbgrap.protocol.roles import NODE, Role
+from bbgrap.protocol.roles import NODE
+from bbgrap.protocol.tokens import Role
 from bbgrap.transport.certificates import Authority
 from bbgrap.transport.identity import TlsIdentity
 from bbgrap.transport.locks import KeyPair

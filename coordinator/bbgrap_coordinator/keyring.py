@@ -20,7 +20,8 @@ from typing import assert_never
 
 from bbgrap.cluster.types import COORDINATOR
 from bbgrap.errors import AccessError, BbgrapError, UsageError
-from bbgrap.protocol.client_messages import Ask, Cancel, ClientAnswer, ClientMessage, EndSequence, Failed, Fault, ForkSequence
+from bbgrap.protocol.client_messages import Ask, Cancel, ClientAnswer, ClientMessage, EndSequence, Failed, ForkSequence
+from bbgrap.protocol.faults import Fault
 from bbgrap.protocol.key_messages import (
     MAX_KEY_NAME_BYTES,
     CreateToken,
@@ -35,8 +36,8 @@ from bbgrap.protocol.key_messages import (
     Tokens,
 )
 from bbgrap.protocol.messages import AgentMessage, Join, Refused
-from bbgrap.protocol.roles import MAY, NODE, Role, needed_for
-from bbgrap.protocol.tokens import Token
+from bbgrap.protocol.roles import MAY, NODE, needed_for
+from bbgrap.protocol.tokens import Role, Token
 from bbgrap.transport.control_server import key_of
 from bbgrap.transport.identity import fingerprint_of
 from bbgrap.transport.locks import KeyPair, ServerLock

@@ -22,11 +22,10 @@ from tempfile import TemporaryDirectory
 
 from bbgrap.control.coordinator_events import ChunkWritten, RoutingId
 from bbgrap.control.coordinator_instructions import WriteChunk
-from bbgrap.control.uploads import MAX_MODEL_BYTES
 from bbgrap.errors import ModelError
 from bbgrap.protocol.client_messages import ModelFile
-from bbgrap.protocol.limits import is_digest
-from bbgrap_coordinator.artifacts import sync_folder
+from bbgrap.protocol.limits import MAX_MODEL_BYTES, is_digest
+from bbgrap_coordinator.artifacts import NO_ROOM, sync_folder
 
 MAX_KEPT_BYTES = 32 << 30
 """All complete files: those that were used least recently make room for the latest one, but not those of its model, which may have more."""
@@ -48,9 +47,6 @@ FORGOTTEN_S = 300.0
 
 MIN_FREE_BYTES = 256 << 20
 """What is left of the disk: the coordinator's own state and log need room too."""
-
-NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT})
-"""What a disk says that is full; there may be room soon."""
 
 _log = logging.getLogger("bbgrap.coordinator")
 _Seen = tuple[int, int, int]

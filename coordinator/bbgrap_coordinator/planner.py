@@ -18,7 +18,6 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 from bbgrap.cluster.types import Cluster
-from bbgrap.control.uploads import MAX_MODEL_BYTES
 from bbgrap.engine.growing_state import is_of_any_length, prepare_growing
 from bbgrap.engine.prepare import PreparedVariant, prepare_graph, prepare_like, prepare_sequences
 from bbgrap.engine.reload import ReloadedModel
@@ -29,7 +28,8 @@ from bbgrap.graph.top_k import blocks_for, with_top
 from bbgrap.graph.types import Graph
 from bbgrap.observing.logs import inherited_format, write_logs
 from bbgrap.planners.options import PlanOptions
-from bbgrap.protocol.client_messages import Fault
+from bbgrap.protocol.faults import Fault
+from bbgrap.protocol.limits import MAX_MODEL_BYTES
 from bbgrap.transport.confinement import Permissions, confine, memory_bound
 from bbgrap.transport.process import exit_with_parent
 from bbgrap_coordinator.artifacts import write_artifacts

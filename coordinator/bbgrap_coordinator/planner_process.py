@@ -21,8 +21,8 @@ from bbgrap.cluster.types import Cluster
 from bbgrap.errors import ExecutionError, PlanError, shortened
 from bbgrap.own_process import python_command
 from bbgrap.planners.options import PlanOptions
-from bbgrap.protocol.client_messages import Fault
-from bbgrap_coordinator.models import NO_ROOM
+from bbgrap.protocol.faults import Fault
+from bbgrap_coordinator.artifacts import NO_ROOM
 
 _END_S = 1.0
 """How long a process may go on after it has closed its pipe."""

@@ -24,7 +24,7 @@ from bbgrap.control.coordinator_events import PlanFailed, Planned
 from bbgrap.control.coordinator_instructions import StartPlanning, StartStandby
 from bbgrap.errors import BbgrapError, PlanError
 from bbgrap.planners.options import CLOCK_FACTOR
-from bbgrap.protocol.client_messages import Fault
+from bbgrap.protocol.faults import Fault
 from bbgrap_coordinator.artifacts import ArtifactFolders, read_artifacts
 from bbgrap_coordinator.models import ModelGoneError, ModelStore
 from bbgrap_coordinator.planner_process import PlannerKilledError, PlannerProcess, PlannerReply, PlanTask, Task, fault_of

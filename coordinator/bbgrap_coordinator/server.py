@@ -48,8 +48,9 @@ from bbgrap.control.coordinator_instructions import (
 )
 from bbgrap.errors import LocalProtocolError, OtherVersionError, RemoteProtocolError
 from bbgrap.protocol.addresses import host_of
-from bbgrap.protocol.client_messages import Cancel, Failed, Fault, Greeting, RunModel, StillWorking
+from bbgrap.protocol.client_messages import Cancel, Failed, Greeting, RunModel, StillWorking
 from bbgrap.protocol.directions import TO_AGENT, TO_CLIENT, TO_COORDINATOR
+from bbgrap.protocol.faults import Fault
 from bbgrap.protocol.key_messages import CreateToken, Enrol, Enrolled, KeyMessage, ListTokens, RevokeToken, RotateToken
 from bbgrap.protocol.messages import Deploy, DeploymentFailed, Leave, Refused, Welcome
 from bbgrap.transport.control_server import ControlServer

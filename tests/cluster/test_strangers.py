@@ -14,7 +14,8 @@ from bbgrap_agent.enrolment import KeyFile, enrol
 
 import bbgrap
 from bbgrap.errors import AccessError
-from bbgrap.protocol.client_messages import Ask, Cancel, ClientMessage, EndSequence, Failed, Fault, ForkSequence, RunModel
+from bbgrap.protocol.client_messages import Ask, Cancel, ClientMessage, EndSequence, Failed, ForkSequence, RunModel
+from bbgrap.protocol.faults import Fault
 from bbgrap.protocol.key_messages import TokenCall
 from bbgrap.protocol.messages import Join, Leave, Refused, Rejoin
 from bbgrap.protocol.roles import MAY, NODE

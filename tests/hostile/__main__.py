@@ -30,7 +30,8 @@ from bbgrap.cli.output import say
 from bbgrap.errors import BbgrapError
 from bbgrap.graph.types import DType
 from bbgrap.planners.options import PlanOptions
-from bbgrap.protocol.client_messages import Fault, ModelPrepared, PrepareModel, RunModel, RunResult
+from bbgrap.protocol.client_messages import ModelPrepared, PrepareModel, RunModel, RunResult
+from bbgrap.protocol.faults import Fault
 from bbgrap.protocol.messages import TensorHeader
 from bbgrap.protocol.tensors import decode_array, encode_array
 from bbgrap.session.calls import CallFailedError

@@ -6,7 +6,9 @@ from bbgrap.control import uploads
 from bbgrap.control.coordinator_events import ChunkWritten
 from bbgrap.control.coordinator_instructions import ToClient, WriteChunk
 from bbgrap.control.uploads import Uploads, offer_digest
-from bbgrap.protocol.client_messages import Failed, Fault, ModelChunk, ModelFile, ModelMissing, ModelStored, OfferModel
+from bbgrap.protocol.client_messages import Failed, ModelChunk, ModelFile, ModelMissing, ModelStored, OfferModel
+from bbgrap.protocol.faults import Fault
+from bbgrap.protocol.limits import MAX_MODEL_BYTES
 
 A, B = "a" * 64, "b" * 64
 ONE, TWO = b"one", b"two"
@@ -58,8 +60,8 @@ def test_a_file_that_nobody_offered_is_not_taken():
 @pytest.mark.parametrize(
     "files",
     [
-        [ModelFile("m", A, uploads.MAX_MODEL_BYTES + 1)],
-        [ModelFile("m", A, uploads.MAX_MODEL_BYTES), ModelFile("w", B, 1)],
+        [ModelFile("m", A, MAX_MODEL_BYTES + 1)],
+        [ModelFile("m", A, MAX_MODEL_BYTES), ModelFile("w", B, 1)],
         [ModelFile(f"{k}", f"{k:064x}", 0) for k in range(uploads.MAX_FILES + 1)],
     ],
     ids=["one file", "all files", "their number"],

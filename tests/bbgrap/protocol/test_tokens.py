@@ -3,8 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bbgrap.errors import AccessError
-from bbgrap.protocol.roles import Role
-from bbgrap.protocol.tokens import Token
+from bbgrap.protocol.tokens import Role, Token
 
 KEYS = st.binary(min_size=32, max_size=32)
 TOKENS = st.builds(Token, st.sampled_from(Role), KEYS, KEYS)

@@ -15,7 +15,8 @@ from bbgrap.cluster.types import NodeProfile, Speed
 from bbgrap.errors import ExecutionError, UsageError
 from bbgrap.graph.onnx_write import write_graph
 from bbgrap.planners.options import PlanOptions
-from bbgrap.protocol.client_messages import Failed, Fault, ModelMissing, OfferModel, PrepareModel
+from bbgrap.protocol.client_messages import Failed, ModelMissing, OfferModel, PrepareModel
+from bbgrap.protocol.faults import Fault
 from bbgrap.session.calls import CallFailedError
 from bbgrap.session.inference import InferenceSession
 from bbgrap.session.stops import Stops

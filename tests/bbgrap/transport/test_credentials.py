@@ -6,8 +6,7 @@ import re
 import pytest
 
 from bbgrap.errors import AccessError, UsageError
-from bbgrap.protocol.roles import Role
-from bbgrap.protocol.tokens import Token
+from bbgrap.protocol.tokens import Role, Token
 from bbgrap.transport.credentials import Credentials
 from bbgrap.transport.local_tokens import find_token, note_token
 from bbgrap.transport.locks import KeyPair

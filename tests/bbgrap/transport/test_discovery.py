@@ -9,8 +9,7 @@ import pytest
 import zmq
 
 from bbgrap.errors import AccessError, ClusterUnavailableError, UsageError
-from bbgrap.protocol.roles import Role
-from bbgrap.protocol.tokens import Token
+from bbgrap.protocol.tokens import Role, Token
 from bbgrap.transport import discovery
 from bbgrap.transport.control_server import ControlServer
 from bbgrap.transport.discovery import announce, discover

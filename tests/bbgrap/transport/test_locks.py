@@ -197,6 +197,6 @@ def test_a_token_s_keys_are_those_of_its_text(house):
 
 
 def _role():
-    from bbgrap.protocol.roles import Role
+    from bbgrap.protocol.tokens import Role
 
     return Role.CLIENT

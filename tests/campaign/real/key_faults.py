@@ -21,8 +21,7 @@ from bbgrap_agent.enrolment import KeyFile
 from bbgrap.errors import AccessError, BbgrapError, UsageError
 from bbgrap.protocol.client_messages import Hello
 from bbgrap.protocol.directions import TO_COORDINATOR
-from bbgrap.protocol.roles import Role
-from bbgrap.protocol.tokens import Token
+from bbgrap.protocol.tokens import Role, Token
 from bbgrap.transport.control_client import ControlClient
 from bbgrap.transport.locks import ClientLock, KeyPair
 from benchmarks.machines import COORDINATOR

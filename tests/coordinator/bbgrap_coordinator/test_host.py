@@ -10,8 +10,8 @@ from bbgrap_coordinator.host import HostExecutor
 from bbgrap.control.coordinator_events import RequestBroke, RequestDone
 from bbgrap.control.coordinator_instructions import HostDeploy, StartRequest
 from bbgrap.graph.types import DType
-from bbgrap.protocol.client_messages import Fault
 from bbgrap.protocol.data import Frame, Kind, unpack_number
+from bbgrap.protocol.faults import Fault
 from bbgrap.protocol.messages import Peer, TensorHeader
 from bbgrap.runtime.schedule import BufferSpec, LocalJoin, LocalPart, LocalReceive, LocalSend, Schedule
 from bbgrap.transport.data import Arrival

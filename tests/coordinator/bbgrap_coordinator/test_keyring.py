@@ -13,7 +13,8 @@ from bbgrap_coordinator.keyring import JOIN, LOCAL, MAX_ENTRIES, KeyRing, NoKeys
 
 from bbgrap.cluster.types import COORDINATOR
 from bbgrap.errors import UsageError
-from bbgrap.protocol.client_messages import ClientMessage, Failed, Fault
+from bbgrap.protocol.client_messages import ClientMessage, Failed
+from bbgrap.protocol.faults import Fault
 from bbgrap.protocol.key_messages import (
     MAX_KEY_NAME_BYTES,
     CreateToken,
@@ -26,8 +27,8 @@ from bbgrap.protocol.key_messages import (
     TokenMade,
 )
 from bbgrap.protocol.messages import AgentMessage, Refused
-from bbgrap.protocol.roles import MAY, NODE, Role
-from bbgrap.protocol.tokens import Token
+from bbgrap.protocol.roles import MAY, NODE
+from bbgrap.protocol.tokens import Role, Token
 from bbgrap.transport.certificates import make_request
 from bbgrap.transport.control_sockets import SESSION_BYTES
 from bbgrap.transport.identity import fingerprint_of

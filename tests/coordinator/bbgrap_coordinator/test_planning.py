@@ -26,7 +26,8 @@ from bbgrap.control.coordinator_events import PlanFailed, Planned
 from bbgrap.control.coordinator_instructions import StartPlanning, StartStandby
 from bbgrap.engine.standby import standby_of
 from bbgrap.planners.options import PlanOptions
-from bbgrap.protocol.client_messages import Fault, ModelFile
+from bbgrap.protocol.client_messages import ModelFile
+from bbgrap.protocol.faults import Fault
 from bbgrap.transport.confinement import memory_bound
 from bbgrap.zoo import materialize
 from tests.partition import prepare

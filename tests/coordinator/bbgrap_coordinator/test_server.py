@@ -34,8 +34,9 @@ from bbgrap.control.coordinator_instructions import (
     ToAgent,
 )
 from bbgrap.planners.options import PlanOptions
-from bbgrap.protocol.client_messages import Ask, Failed, Fault, ModelFile, RunModel
+from bbgrap.protocol.client_messages import Ask, Failed, ModelFile, RunModel
 from bbgrap.protocol.directions import TO_CLIENT, TO_COORDINATOR
+from bbgrap.protocol.faults import Fault
 from bbgrap.protocol.messages import Peer, Welcome
 from bbgrap.transport.control_client import ControlClient
 from bbgrap.transport.control_server import ControlServer

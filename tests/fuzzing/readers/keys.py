@@ -14,8 +14,8 @@ from bbgrap_coordinator.key_file import KeyRecord, SavedKeys, Secrets, read_keys
 from zmq.utils import z85
 
 from bbgrap.errors import AccessError, RemoteProtocolError, UsageError
-from bbgrap.protocol.roles import NODE, Role
-from bbgrap.protocol.tokens import Token
+from bbgrap.protocol.roles import NODE
+from bbgrap.protocol.tokens import Role, Token
 from bbgrap.transport import frame_pieces, local_tokens
 from bbgrap.transport.admission import answer
 from bbgrap.transport.certificates import Authority, make_request
