@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from bbgrap.graph.types import Attribute
-from bbgrap.tdl.operators import elementwise, quantized, reductions
+from bbgrap.tdl.operators import elementwise, estimators, quantized, reductions
 
 Shape = tuple[int, ...]
 
@@ -143,4 +143,18 @@ MICROSOFT: dict[str, Example] = {
     "SkipSimplifiedLayerNormalization": _like(BSE, ROWS, ROWS, (8,)),
 }
 
+TABLE = (12, 6)
+
+ESTIMATORS: dict[str, Example] = {
+    **dict.fromkeys(estimators.ESTIMATORS, Example("n e", (12, 4), (TABLE,))),
+    **dict.fromkeys(("LinearClassifier", "SVMClassifier", "TreeEnsembleClassifier"), Example("n", (12,), (TABLE,))),
+    **dict.fromkeys(("Binarizer", "CategoryMapper", "LabelEncoder", "Normalizer"), _like("n c", TABLE)),
+    "Imputer": _like("n c", TABLE, imputed_value_floats=(0.0,) * 6),
+    "Scaler": _like("n c", TABLE, offset=(0.0,) * 6, scale=(1.0,) * 6),
+    "ArrayFeatureExtractor": Example("n k", (12, 3), (TABLE, (3,)), {}, {1: [0, 2, 5]}),
+    "FeatureVectorizer": Example("n c", (12, 9), (TABLE, (12, 3)), {"inputdimensions": (6, 3)}),
+    "OneHotEncoder": Example("n k", (12, 3), ((12,),), {"cats_int64s": (0, 1, 2)}),
+}
+
 EXAMPLES = {("", op): example for op, example in STANDARD.items()} | {("com.microsoft", op): e for op, e in MICROSOFT.items()}
+EXAMPLES |= {(estimators.DOMAIN, op): example for op, example in ESTIMATORS.items()}

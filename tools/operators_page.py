@@ -37,6 +37,13 @@ Descriptions hold for opsets 13 to 26; older models are converted on entry.
 
 """
 
+TITLES = {
+    "": "ai.onnx",
+    "ai.onnx.ml": "ai.onnx.ml",
+    "com.microsoft": "com.microsoft, as onnxruntime's exporters and quantizers write it",
+}
+"""Of the domains, as onnx calls them."""
+
 
 @dataclass(frozen=True, slots=True)
 class Row:
@@ -129,7 +136,7 @@ def _element(domain: str, op: str) -> str:
 def page() -> str:
     """Return the whole page."""
     parts = [HEAD]
-    for domain, title in (("", "ai.onnx"), ("com.microsoft", "com.microsoft, as onnxruntime's exporters and quantizers write it")):
+    for domain, title in TITLES.items():
         rows: dict[Row, list[str]] = {}
         for place, op in described_operators():
             if place == domain:

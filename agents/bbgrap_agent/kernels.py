@@ -28,6 +28,7 @@ from bbgrap.tdl.rule import describe
 from bbgrap.tdl.work import is_fused, work_of
 from bbgrap.work import KINDS, Work
 from bbgrap.zoo.builder import Builder
+from bbgrap.zoo.forests import DOMAIN, TARGETS, complete_trees
 from bbgrap_agent.byte_networks import byte_networks
 from bbgrap_agent.speed_fitting import Check, Sample, typical
 
@@ -46,6 +47,11 @@ _SOUND = 16_384
 
 _SIGNALS = (64, 128, 256, 400, 512, 960, 1024, 2048)
 """Lengths of the signals; two are no powers of two."""
+
+_FORESTS = ((10, 9), (20, 3), (20, 5), (20, 7), (50, 4), (50, 6), (50, 8), (100, 4))
+"""Trees, and their levels, through which a table of rows passes."""
+
+_TABLE = (1000, 20)
 
 _CROWD_BYTES = 64 << 20
 """Beyond the caches of common machines: reading so much leaves nothing else in them."""
@@ -88,6 +94,7 @@ def networks() -> Iterator[Callable[[], Graph]]:
     for rows, depth, columns in _VECTORS:
         yield partial(_vectors, rows, depth, columns)
     yield _signals
+    yield _forests
     yield from byte_networks(_ENTRY)
 
 
@@ -240,3 +247,15 @@ def _signals() -> Graph:
         made = (1, _SOUND // length, length // 2 + 1, 2)
         spectra.append(net.node("STFT", f"spectra{length}", [sound, number, "", number], made))
     return net.graph(*spectra)
+
+
+def _forests() -> Graph:
+    """Trees of decisions."""
+    rows, features = _TABLE
+    net = Builder("forests", _TABLE)
+    x = net.binary("Add", "input", net.weight("nothing", np.zeros(1, np.float32)), _ENTRY)
+    made = []
+    for trees, levels in _FORESTS:
+        attributes = complete_trees(features, trees, levels)
+        made.append(net.node("TreeEnsembleRegressor", f"trees{trees}x{levels}", [x], (rows, TARGETS), attributes, domain=DOMAIN))
+    return net.graph(*made)

@@ -44,7 +44,7 @@ class Sample:
 _TERMS: Mapping[str, tuple[int, ...]] = {
     **dict.fromkeys(("depthwise", "depthwise_int8"), (OVERHEAD, FLOPS, MAPS)),
     "matvec": (OVERHEAD, FLOPS, WEIGHTS),
-    "transform": (OVERHEAD, FLOPS),
+    **dict.fromkeys(("transform", "scalar"), (OVERHEAD, FLOPS)),
     "pool": (OVERHEAD, FLOPS, MAPS),
     **dict.fromkeys(("normalize", "elementwise", "elementwise_int8", "move", "segment", "message"), (OVERHEAD, MAPS)),
 }

@@ -19,6 +19,7 @@ from types import MappingProxyType
 import numpy as np
 
 from bbgrap.engine.cache_shapes import CACHING, cached_shapes
+from bbgrap.engine.estimator_shapes import estimator_shapes, is_estimator
 from bbgrap.engine.sessions import declared_type, make_session
 from bbgrap.errors import ModelError
 from bbgrap.graph.lower import empty_to_constant, skip_overwritten, unique_name
@@ -119,8 +120,10 @@ def _first_wrong(graph: Graph, seen: Mapping[str, TensorType], shapes: _Shapes) 
 
 
 def _is_inferred(graph: Graph, node: Node) -> bool:
-    """Whether enough is known of a node's outputs to tell their true shapes: of caches the type is enough."""
+    """Whether enough is known of a node's outputs to tell their true shapes: of caches and of what estimators make the type is enough."""
     first, *others = (graph.types[name] for name in node.outputs if name)
+    if is_estimator(node):
+        return all(kind.dtype is not DType.OTHER for kind in (first, *others))
     if node.op in CACHING:
         return first.shape is not None and all(kind.dtype is not DType.OTHER for kind in others)
     return all(kind.shape is not None for kind in (first, *others))
@@ -130,6 +133,8 @@ def _true_shapes(graph: Graph, node: Node, shapes: _Shapes) -> Sequence[tuple[in
     if node.op == "Einsum":
         made = einsum_shape(site_of(graph, node))
         return None if made is None else (made,)
+    if is_estimator(node):
+        return estimator_shapes(graph, node, shapes)
     return cached_shapes(graph, node) if node.op in CACHING else _made_shapes(graph, node, shapes)
 
 
@@ -145,7 +150,7 @@ def _is_doubted(graph: Graph, node: Node) -> bool:
             # sizes that are given are made, unless the ratio is to be kept
             return not any(node.inputs[3:4]) or node.attributes.get("keep_aspect_ratio_policy", "stretch") != "stretch"
         case op:
-            return op in DOUBTED or _reduces_nothing(graph, node) or (op in CACHING and any(node.outputs[1:]))
+            return op in DOUBTED or is_estimator(node) or _reduces_nothing(graph, node) or (op in CACHING and any(node.outputs[1:]))
 
 
 def _reduces_nothing(graph: Graph, node: Node) -> bool:

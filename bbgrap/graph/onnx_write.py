@@ -204,17 +204,17 @@ def _sequence(name: str, values: Sequence[object], kind: int | None) -> Attribut
         kinds = {str: AttributeProto.STRINGS, float: AttributeProto.FLOATS, Subgraph: AttributeProto.GRAPHS}
         kind = kinds.get(type(values[0]), AttributeProto.INTS) if values else AttributeProto.INTS
     result = AttributeProto(name=name, type=AttributeProto.AttributeType.ValueType(kind))
-    for value in values:
-        match value:
-            case Subgraph():
-                result.graphs.add().ParseFromString(value.serialized)
-            case str() | bytes():
-                result.strings.append(_raw(value))
-            case int() | float() | np.number():
-                numbers = result.floats if kind == AttributeProto.FLOATS else result.ints
-                numbers.append(value)
-            case _:
+    types = {type(value) for value in values}
+    if all(issubclass(held, (int, float, np.number)) for held in types):
+        numbers = result.floats if kind == AttributeProto.FLOATS else result.ints
+        numbers.extend(values)
+    elif all(issubclass(held, (str, bytes)) for held in types):
+        result.strings.extend(_raw(value) for value in values if isinstance(value, (str, bytes)))
+    else:
+        for value in values:
+            if not isinstance(value, Subgraph):
                 raise ModelError(f"attribute '{name}': a sequence cannot hold {value!r}")
+            result.graphs.add().ParseFromString(value.serialized)
     return result
 
 

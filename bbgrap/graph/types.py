@@ -164,7 +164,9 @@ class Node:
     @property
     def captured(self) -> tuple[str, ...]:
         """Outer values that the node's subgraphs read, in a fixed order, without repeats."""
-        bodies = [a for value in self.attributes.values() for a in (value if isinstance(value, tuple) else (value,))]
+        # The members of a tuple are of one type, and trees have tuples of millions of numbers.
+        values = [value if isinstance(value, tuple) else (value,) for value in self.attributes.values()]
+        bodies = [body for value in values if value and isinstance(value[0], Subgraph) for body in value]
         return tuple(dict.fromkeys(name for body in bodies if isinstance(body, Subgraph) for name in body.captured))
 
     @property

@@ -154,6 +154,10 @@ _PRODUCTS = _PRODUCTS_OF_BYTES | frozenset(
 )
 _OF_BYTES = frozenset({"QLinearAdd", "QLinearMul", "QLinearLeakyRelu", "QLinearSigmoid", "QLinearSoftmax", "QLinearWhere", "QLinearConcat"})
 _TRANSFORMS = frozenset({"DFT", "STFT"})
+_SCALAR = frozenset(
+    {"TreeEnsemble", "TreeEnsembleClassifier", "TreeEnsembleRegressor", "SVMClassifier", "SVMRegressor"}
+    | {"LinearClassifier", "LinearRegressor"}
+)
 _POOLS = frozenset(
     {"MaxPool", "AveragePool", "LpPool", "GlobalAveragePool", "GlobalMaxPool", "GlobalLpPool"}
     | {"QLinearAveragePool", "QLinearGlobalAveragePool", "NhwcMaxPool"}
@@ -167,6 +171,14 @@ _MOVES = frozenset(
     {"Transpose", "Concat", "Split", "Slice", "Pad", "Resize", "Upsample", "Gather", "GatherND", "Expand", "Tile", "DepthToSpace"}
     | {"SpaceToDepth", "ReverseSequence", "Where", "Cast"}
 )
+_KINDS = (
+    (_TRANSFORMS, "transform"),
+    (_SCALAR, "scalar"),
+    (_POOLS, "pool"),
+    (_NORMALIZE, "normalize"),
+    (_MOVES, "move"),
+    (_OF_BYTES, "elementwise_int8"),
+)
 _FREE = frozenset({"Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity", "Shape", "Constant", "Dropout"})
 
 
@@ -176,8 +188,7 @@ def kind_of(graph: Graph, node: Node) -> str:
         return _kind_of_convolution(graph, node)
     if node.op in _PRODUCTS:
         return _kind_of_product(graph, node)
-    known = ((_TRANSFORMS, "transform"), (_POOLS, "pool"), (_NORMALIZE, "normalize"), (_MOVES, "move"), (_OF_BYTES, "elementwise_int8"))
-    for ops, kind in known:
+    for ops, kind in _KINDS:
         if node.op in ops:
             return kind
     return "pool" if node.op.startswith("Reduce") else "elementwise"

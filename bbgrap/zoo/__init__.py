@@ -17,6 +17,7 @@ from bbgrap.graph.onnx_io import FreeAxes, free_batch, save_graph
 from bbgrap.graph.types import Graph
 from bbgrap.zoo import decoder, llama, voice
 from bbgrap.zoo.convolutional import alexnet, mobilenet_v2, resnet50, resnet152, tiny, unet, vgg16
+from bbgrap.zoo.forests import forest
 from bbgrap.zoo.quantized import quantized
 from bbgrap.zoo.ranges import RANGES
 from bbgrap.zoo.vit import vit_b16
@@ -39,6 +40,7 @@ def _in_8_bits(recipe: Callable[[], Graph]) -> Graph:
 _BUILDERS |= {f"{recipe.__name__}_int8": partial(_in_8_bits, recipe) for recipe in (mobilenet_v2, resnet50, tiny)}
 
 _BUILDERS |= {"gpt2": decoder.gpt2, "gpt2-gqa": decoder.gpt2_gqa, "tiny-decoder": decoder.tiny_decoder, "voice": voice.voice}
+_BUILDERS["forest"] = forest
 _BUILDERS |= {"tiny-llama": llama.tiny_llama, "tiny-llama-int4": llama.tiny_llama_int4}
 
 _FREE: dict[str, Callable[[Graph], FreeAxes]] = {

@@ -5,6 +5,7 @@ from bbgrap.tdl.operators import (  # noqa: F401 - that they are imported is all
     blocks,
     convolutions,
     elementwise,
+    estimators,
     group_query,
     indexing,
     movement,

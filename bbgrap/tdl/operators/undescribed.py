@@ -16,6 +16,7 @@ _SEQUENCE = "a sequence or an optional is no tensor, so it has no regions"
 _SHAPE = "a few numbers that follow from shapes; a model with concrete shapes has them as constants"
 _CONSTANT = "depends on parameters alone: folded into a constant on entry, or so small that one machine makes it"
 _SEVERAL = "has several outputs that belong together, and neither may be absent"
+_MAP = "a map is no tensor, so it has no regions"
 _TEXT = "text: strings have no fixed size, and its work is small"
 
 _STANDARD: dict[str, str] = {
@@ -48,9 +49,12 @@ _MICROSOFT: dict[str, str] = {
     "QAttention": "reads its packed weights whole; where it can be, it is replaced by what can be divided",
     "QLinearReduceMean": "onnxruntime has no kernel of it for processors",
 }
+_ESTIMATORS = dict.fromkeys(("CastMap", "DictVectorizer", "ZipMap"), _MAP)
 
 UNDESCRIBED: Mapping[tuple[str, str], str] = MappingProxyType(
-    {("", op): reason for op, reason in _STANDARD.items()} | {("com.microsoft", op): reason for op, reason in _MICROSOFT.items()}
+    {("", op): reason for op, reason in _STANDARD.items()}
+    | {("ai.onnx.ml", op): reason for op, reason in _ESTIMATORS.items()}
+    | {("com.microsoft", op): reason for op, reason in _MICROSOFT.items()}
 )
 """Domain ('' is ai.onnx) and operator to reason."""
 

@@ -40,6 +40,8 @@ class Case:
     several_ranges: frozenset[int] | None = None
     """None: all."""
     domain: str = ""
+    version: int = 1
+    """Of the domain."""
     position: int = 0
     """Which output of the operator is used, and compared."""
     further: tuple[int, ...] = ()
@@ -65,12 +67,13 @@ class Model:
         constants: Mapping[str, Array],
         opset: int,
         outputs: Sequence[str],
+        version: int = 1,
     ) -> None:
         inputs = [helper.make_tensor_value_info(n, helper.np_dtype_to_tensor_dtype(a.dtype), a.shape) for n, a in feeds.items()]
         initializers = [numpy_helper.from_array(np.asarray(a), n) for n, a in constants.items()]
         graph = helper.make_graph(list(nodes), "g", inputs, [helper.make_empty_tensor_value_info(name) for name in outputs], initializers)
         domains = {node.domain for node in nodes if node.domain}
-        imports = [helper.make_opsetid("", opset), *(helper.make_opsetid(domain, 1) for domain in sorted(domains))]
+        imports = [helper.make_opsetid("", opset), *(helper.make_opsetid(domain, version) for domain in sorted(domains))]
         model = helper.make_model(graph, opset_imports=imports, ir_version=10)
         self.session = ort.InferenceSession(model.SerializeToString(), _OPTIONS, ["CPUExecutionProvider"])
 
@@ -103,6 +106,7 @@ def node_proto(
 ) -> onnx.NodeProto:
     """Return one node, of whose outputs those at some positions are used."""
     plain: dict[str, Any] = {k: list(v) if isinstance(v, tuple) else v for k, v in attributes.items()}
+    plain |= {k: numpy_helper.from_array(v) for k, v in attributes.items() if isinstance(v, np.ndarray)}
     made = [outputs.get(place, "") for place in range(max(outputs) + 1)]
     return helper.make_node(op, list(inputs), made, domain=domain, **plain)
 
@@ -117,7 +121,7 @@ class Whole:
         self.feeds = {n: a for n, a in named.items() if n not in constants}
         outputs = outputs_of(case)
         proto = node_proto(case.op, names(case.operands), outputs, case.attributes, case.domain)
-        self.model = Model([proto], self.feeds, constants, case.opset, tuple(outputs.values()))
+        self.model = Model([proto], self.feeds, constants, case.opset, tuple(outputs.values()), case.version)
         self.outputs = self.model.all(self.feeds)
         self.output = self.outputs[0]
         self.node = Node("node", case.op, tuple(names(case.operands)), tuple(proto.output), case.attributes, case.domain)
@@ -185,7 +189,7 @@ def run_local(case: Case, local: LocalOp) -> list[Array]:
                     inputs.append("")
         outputs = {case.position: "y"} if number == last else {0: f"r{number}"}
         protos.append(node_proto(node.op, inputs, outputs | (further if number == making else {}), node.attributes, node.domain))
-    return Model(protos, feeds, constants, case.opset, tuple(used.values())).all(feeds)
+    return Model(protos, feeds, constants, case.opset, tuple(used.values()), case.version).all(feeds)
 
 
 def check(whole: Whole, region: ShapeMap, seed: int = 0) -> None:

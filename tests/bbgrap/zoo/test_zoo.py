@@ -30,7 +30,7 @@ WITH_STATE = {"gpt2", "gpt2-gqa", "tiny-decoder", "tiny-llama", "tiny-llama-int4
 """They have tests of their own."""
 
 LARGE = ("alexnet", "resnet152", "vgg16", "vit_b16")
-OUTPUTS = {"tiny": ("N", 10), "tiny_int8": ("N", 10), "unet": ("N", 2, 256, 256), "yolo": ("N", 25_200, 85)}
+OUTPUTS = {"forest": ("N", 4), "tiny": ("N", 10), "tiny_int8": ("N", 10), "unet": ("N", 2, 256, 256), "yolo": ("N", 25_200, 85)}
 
 
 def by_size(names, broad=()):
@@ -45,7 +45,7 @@ def cache(tmp_path_factory):
 def test_names():
     in_floats = {"alexnet", "mobilenet_v2", "resnet152", "resnet50", "tiny", "unet", "vgg16", "vit_b16", "yolo"}
     in_bytes = {"mobilenet_v2_int8", "resnet50_int8", "tiny_int8"}
-    assert zoo.names() == tuple(sorted(in_floats | in_bytes | WITH_STATE))
+    assert zoo.names() == tuple(sorted(in_floats | in_bytes | WITH_STATE | {"forest"}))
 
 
 @pytest.mark.parametrize("name", by_size(PARAMETERS))

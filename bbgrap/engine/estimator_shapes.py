@@ -1,0 +1,109 @@
+"""Shapes of what estimators make (`ai.onnx.ml`: trees, support vectors, linear models, and what prepares features for them).
+
+Neither onnx nor onnxruntime infers any. Most follow from the shape that is read; how many columns an estimator writes depends on its
+attributes in ways that only its kernel knows, so it is asked with few rows.
+
+    X [N, C] ──► labels [N], scores [N, E]         E of a run with two rows, N of the model
+
+Law: what does not have the form that is expected stays unknown, and the model tells when it runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from math import prod
+
+import numpy as np
+
+from bbgrap.engine.sessions import make_session
+from bbgrap.graph.onnx_io import write_graph
+from bbgrap.graph.types import STORABLE, DType, Graph, Node, TensorType
+
+DOMAIN = "ai.onnx.ml"
+
+_Shape = tuple[int, ...]
+
+_KEEPING = frozenset({"Binarizer", "CategoryMapper", "Imputer", "LabelEncoder", "Normalizer", "Scaler"})
+"""Operators whose output has the shape of what they read."""
+
+_ASKED = frozenset(
+    {"LinearClassifier", "LinearRegressor", "SVMClassifier", "SVMRegressor"}
+    | {"TreeEnsemble", "TreeEnsembleClassifier", "TreeEnsembleRegressor"}
+)
+
+_ROWS = 2
+"""That an estimator is asked with: unlike 1, it cannot be mistaken for what has no rows."""
+
+
+def is_estimator(node: Node) -> bool:
+    """Tell whether this module may know the shapes that a node makes."""
+    return node.domain == DOMAIN and (node.op in _KEEPING or node.op in _ASKED or node.op in _RULES)
+
+
+def estimator_shapes(graph: Graph, node: Node, remembered: dict[tuple[object, ...], tuple[_Shape, ...] | None]) -> list[_Shape] | None:
+    """Return the shapes of a node's outputs in use, or None if they cannot be told.
+
+    Args:
+        graph: whose types of what the node reads are known as far as they can be.
+        node: `is_estimator`.
+        remembered: what was asked before, by what decides about it.
+    """
+    shapes = [graph.types[name].shape for name in node.inputs]
+    known = [shape for shape in shapes if shape is not None]
+    if not known or len(known) < len(shapes):
+        return None
+    if node.op in _KEEPING:
+        return [known[0]]
+    if node.op in _RULES:
+        made = _RULES[node.op](node, known)
+        return None if made is None else [made]
+    if len(known[0]) != 2:
+        return None
+    key = (node.name, node.op, known[0][1])
+    if key not in remembered:
+        remembered[key] = _asked(graph, node, known[0][1])
+    found = remembered[key]
+    return None if found is None else [(known[0][0], *shape[1:]) for shape in found]
+
+
+def _asked(graph: Graph, node: Node, columns: int) -> tuple[_Shape, ...] | None:
+    """Return the shapes that an estimator makes of two rows; None if it cannot run so, or makes something else than rows."""
+    name, outputs = node.inputs[0], tuple(name for name in node.outputs if name)
+    kind = graph.types[name].dtype
+    if kind not in STORABLE or kind is DType.STRING:
+        return None
+    types = {name: TensorType(kind, (_ROWS, columns)), **{output: replace(graph.types[output], shape=None) for output in outputs}}
+    alone = Graph(graph.name, (node,), (name,), outputs, {}, types, graph.opsets, graph.ir_version)
+    try:
+        session = make_session(write_graph(alone, weights="inline").data, threads=1, optimize=False)
+        made = session.run(None, {name: np.zeros((_ROWS, columns), kind.numpy)})
+    except Exception:  # onnxruntime's exceptions have no common base; the whole model tells what is wrong with it
+        return None
+    found = tuple(np.shape(array) for array in made)
+    return found if all(shape[:1] == (_ROWS,) for shape in found) else None
+
+
+def _of_columns(_: Node, shapes: Sequence[_Shape]) -> _Shape:
+    """`ArrayFeatureExtractor`: columns by index; of a row without rows, one row."""
+    data, chosen = shapes
+    return (*(data[:-1] or (1,)), prod(chosen))
+
+
+def _of_parts(_: Node, shapes: Sequence[_Shape]) -> _Shape | None:
+    """`FeatureVectorizer`: columns side by side."""
+    same = all(len(shape) == 2 and shape[0] == shapes[0][0] for shape in shapes)
+    return (shapes[0][0], sum(shape[1] for shape in shapes)) if same else None
+
+
+def _of_categories(node: Node, shapes: Sequence[_Shape]) -> _Shape | None:
+    """`OneHotEncoder`: a column for each category."""
+    given = [value for name in ("cats_int64s", "cats_strings") if isinstance(value := node.attributes.get(name, ()), tuple) and value]
+    return (*shapes[0], len(given[0])) if len(given) == 1 else None
+
+
+_RULES: dict[str, Callable[[Node, Sequence[_Shape]], _Shape | None]] = {
+    "ArrayFeatureExtractor": _of_columns,
+    "FeatureVectorizer": _of_parts,
+    "OneHotEncoder": _of_categories,
+}
