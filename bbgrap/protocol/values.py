@@ -11,9 +11,11 @@ what it was given, and executes nothing.
 from __future__ import annotations
 
 import struct
+from collections.abc import Collection
 from dataclasses import dataclass
+from itertools import chain
 from math import prod
-from typing import cast
+from typing import TypeVar, cast
 
 import msgpack
 import numpy as np
@@ -22,6 +24,8 @@ from bbgrap.errors import InputError, RemoteProtocolError
 from bbgrap.graph.types import STORABLE, Array, DType
 from bbgrap.protocol.messages import BytesLike
 from bbgrap.protocol.tensors import decode_array, encode_array
+
+T = TypeVar("T")
 
 MAX_DEPTH = 8
 """Values inside values; ONNX has types of three levels at most (an optional sequence of maps)."""
@@ -91,6 +95,10 @@ def unpack_value(packed: Array | BytesLike) -> Value:
     return cast("Value", value)
 
 
+_PLAIN = frozenset({type(None), bool, int, float, str, Numbers})
+"""Types whose values have nothing inside."""
+
+
 def _fault(value: object, depth: int) -> str:
     """Return why a value is none that may have so many levels; empty if it is one."""
     if depth < 0:
@@ -101,13 +109,30 @@ def _fault(value: object, depth: int) -> str:
         case np.ndarray():
             return "" if DType.of(value.dtype) in STORABLE else f"numbers of type {value.dtype} are not of a type that models have"
         case list() | tuple():
-            return next(filter(None, (_fault(item, depth - 1) for item in value)), "")
+            return _fault_inside(value, depth)
         case dict():
-            if not any(all(isinstance(key, kind) for key in value) for kind in (str, int | np.integer)):
+            keys = {*map(type, value)}
+            if not any(all(issubclass(key, kind) for key in keys) for kind in (str, (int, np.integer))):
                 return "the keys of a map are neither all texts nor all integers"
-            return next(filter(None, (_fault(item, depth - 1) for item in value.values())), "")
+            return _fault_inside(value.values(), depth)
         case _:
             return f"a model takes arrays, lists, dictionaries and None, not {type(value).__name__}"
+
+
+def _fault_inside(values: Collection[object], depth: int) -> str:
+    """Return the first fault of values one level further down."""
+    if depth and (_PLAIN.issuperset(map(type, values)) or (depth > 1 and _are_plain_maps(values))):
+        return ""
+    return next(filter(None, (_fault(item, depth - 1) for item in values)), "")
+
+
+def _are_plain_maps(values: Collection[object]) -> bool:
+    """Tell whether all values are maps of texts or of integers to what has nothing inside: classifiers give one for each of many rows."""
+    maps = [value for value in values if type(value) is dict]
+    if len(maps) < len(values):
+        return False
+    keys = {*map(type, chain.from_iterable(maps))}
+    return (keys <= {str} or keys <= {int}) and _PLAIN.issuperset(map(type, chain.from_iterable(map(dict.values, maps))))
 
 
 def _packed(value: object) -> object:
@@ -149,7 +174,7 @@ class _Budget:
     def __init__(self, containers: int) -> None:
         self._left = containers
 
-    def counted(self, items: list[object]) -> list[object]:
+    def counted(self, items: list[T]) -> list[T]:
         """Count a list."""
         self._left -= 1
         if self._left < 0:
@@ -158,7 +183,7 @@ class _Budget:
 
     def map(self, pairs: list[tuple[object, object]]) -> dict[object, object]:
         """Count a map, and return it; no key is there twice."""
-        self.counted([])
+        self.counted(pairs)
         made = dict(pairs)
         if len(made) < len(pairs):
             raise RemoteProtocolError("packed map: a key is there twice")
