@@ -29,6 +29,7 @@ S: Shape = ()
 WINDOW: dict[str, Attribute] = {"kernel_shape": (3, 3), "pads": (1, 1, 1, 1)}
 QKV = ((2, 4, 12, 8),) * 3
 PARAMETERS = (S, S)
+TABLE = (12, 6)
 
 
 def _like(axes: str, shape: Shape, *others: Shape | None, **attributes: Attribute) -> Example:
@@ -120,6 +121,7 @@ MICROSOFT: dict[str, Example] = {
     **dict.fromkeys(("BiasGelu", "FastGelu"), _like(BSE, ROWS, (8,))),
     **dict.fromkeys(("Gelu", "QuickGelu"), _like(BSE, ROWS)),
     **dict.fromkeys(("QuantizeLinear", "DequantizeLinear"), STANDARD["QuantizeLinear"]),
+    "CDist": Example("n m", (12, 8), (TABLE, (8, 6))),
     "DynamicQuantizeLSTM": Example("t d b h", (12, 2, 4, 8), ((12, 4, 6), (2, 6, 32), (2, 8, 32)), {"direction": "bidirectional"}),
     "DynamicQuantizeMatMul": Example("i j", (12, 8), ((12, 16), (16, 8), S)),
     "FusedConv": STANDARD["Conv"],
@@ -142,8 +144,6 @@ MICROSOFT: dict[str, Example] = {
     "SkipLayerNormalization": _like(BSE, ROWS, ROWS, (8,), (8,)),
     "SkipSimplifiedLayerNormalization": _like(BSE, ROWS, ROWS, (8,)),
 }
-
-TABLE = (12, 6)
 
 ESTIMATORS: dict[str, Example] = {
     **dict.fromkeys(estimators.ESTIMATORS, Example("n e", (12, 4), (TABLE,))),

@@ -38,6 +38,8 @@ _ROWS = 2
 
 def is_estimator(node: Node) -> bool:
     """Tell whether this module may know the shapes that a node makes."""
+    if node.op == "CDist":
+        return node.domain == "com.microsoft"
     return node.domain == DOMAIN and (node.op in _KEEPING or node.op in _ASKED or node.op in _RULES)
 
 
@@ -102,8 +104,14 @@ def _of_categories(node: Node, shapes: Sequence[_Shape]) -> _Shape | None:
     return (*shapes[0], len(given[0])) if len(given) == 1 else None
 
 
+def _of_pairs(_: Node, shapes: Sequence[_Shape]) -> _Shape | None:
+    """`CDist`: every row with every other."""
+    return (shapes[0][0], shapes[1][0]) if [len(shape) for shape in shapes] == [2, 2] else None
+
+
 _RULES: dict[str, Callable[[Node, Sequence[_Shape]], _Shape | None]] = {
     "ArrayFeatureExtractor": _of_columns,
+    "CDist": _of_pairs,
     "FeatureVectorizer": _of_parts,
     "OneHotEncoder": _of_categories,
 }

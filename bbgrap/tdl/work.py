@@ -146,6 +146,7 @@ _PRODUCTS = _PRODUCTS_OF_BYTES | frozenset(
         "TransposeMatMul",
         "MatMulNBits",
         "Einsum",
+        "CDist",
         "Attention",
         "MultiHeadAttention",
         "GroupQueryAttention",

@@ -128,6 +128,12 @@ def describe_vectorizer(site: Site) -> Description | None:
     return Description((n, columns), Opaque("FeatureVectorizer", tuple(reads), (columns,), OPAQUE_FLOPS))
 
 
+def describe_distances(site: Site) -> Description | None:
+    """out[n, m] = distance of a[n, :] and b[m, :]."""
+    n, m = output_indices(site)
+    return Description((n, m), Opaque("CDist", (operand(0)[n, ALL], operand(1)[m, ALL]), (), 2 * site.shape(0)[1]))
+
+
 register(OperatorRule(describe_estimator), *ESTIMATORS, domain=DOMAIN)
 register(OperatorRule(describe_by_columns), *_PARAMETERS, domain=DOMAIN)
 register(OperatorRule(describe_single), "Binarizer", "CategoryMapper", "LabelEncoder", domain=DOMAIN)
@@ -135,3 +141,4 @@ register(OperatorRule(describe_normalizer), "Normalizer", domain=DOMAIN)
 register(OperatorRule(describe_one_hot), "OneHotEncoder", domain=DOMAIN)
 register(OperatorRule(describe_columns, localize_columns), "ArrayFeatureExtractor", domain=DOMAIN)
 register(OperatorRule(describe_vectorizer), "FeatureVectorizer", domain=DOMAIN)
+register(OperatorRule(describe_distances), "CDist", domain="com.microsoft")

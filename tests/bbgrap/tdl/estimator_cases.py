@@ -167,6 +167,16 @@ def vectorizer(draw: Draw) -> Case:
     return in_domain("FeatureVectorizer", parts, {"inputdimensions": (first, 2)})
 
 
+@st.composite
+def distances(draw: Draw) -> Case:
+    """Of every row to every other, or their squares."""
+    rows, columns = _rows(draw)
+    random = random_of(draw)
+    points = whole_numbers(random, rows, columns), whole_numbers(random, draw(st.integers(1, 5)), columns)
+    metric = draw(st.sampled_from(("euclidean", "sqeuclidean")))
+    return Case("CDist", points, {"metric": metric}, exact=False, loose=None, domain="com.microsoft")
+
+
 ESTIMATORS: dict[str, Callable[[], st.SearchStrategy[Case]]] = {
     "ArrayFeatureExtractor": columns_by_index,
     "FeatureVectorizer": vectorizer,

@@ -11,7 +11,7 @@ from bbgrap.shapemap import IntervalSet, ShapeMap
 from bbgrap.tdl import described_operators
 from tests.bbgrap.tdl.block_cases import BLOCKS
 from tests.bbgrap.tdl.elementwise_cases import ELEMENTWISE
-from tests.bbgrap.tdl.estimator_cases import ESTIMATORS
+from tests.bbgrap.tdl.estimator_cases import ESTIMATORS, distances
 from tests.bbgrap.tdl.indexing_cases import INDEXING
 from tests.bbgrap.tdl.layer_cases import LAYERS, MICROSOFT_LAYERS
 from tests.bbgrap.tdl.other_cases import OTHERS
@@ -23,7 +23,7 @@ from tests.strategies import tiles
 STRUCTURED = {("", op): case for op, case in (WINDOWS | OTHERS).items()}
 BRIEF = {("", op): case for op, case in (ELEMENTWISE | INDEXING | BLOCKS | LAYERS | QUANTIZED).items()}
 BRIEF |= {("com.microsoft", op): case for op, case in (MICROSOFT_LAYERS | MICROSOFT_QUANTIZED).items()}
-BRIEF |= {("ai.onnx.ml", op): case for op, case in ESTIMATORS.items()}
+BRIEF |= {("ai.onnx.ml", op): case for op, case in ESTIMATORS.items()} | {("com.microsoft", "CDist"): distances}
 CASES = STRUCTURED | BRIEF
 
 
