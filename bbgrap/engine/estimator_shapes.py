@@ -35,6 +35,9 @@ _ASKED = frozenset(
 _ROWS = 2
 """That an estimator is asked with: unlike 1, it cannot be mistaken for what has no rows."""
 
+MOST_TARGETS = 1 << 20
+"""Columns that trees are asked for; a file of a hundred bytes can ask for any number. Chosen."""
+
 
 def is_estimator(node: Node) -> bool:
     """Tell whether this module may know the shapes that a node makes."""
@@ -51,7 +54,7 @@ def estimator_shapes(graph: Graph, node: Node, remembered: dict[tuple[object, ..
         node: `is_estimator`.
         remembered: what was asked before, by what decides about it.
     """
-    shapes = [graph.types[name].shape for name in node.inputs]
+    shapes = [graph.types[name].shape if name else None for name in node.inputs]
     known = [shape for shape in shapes if shape is not None]
     if not known or len(known) < len(shapes):
         return None
@@ -72,8 +75,8 @@ def estimator_shapes(graph: Graph, node: Node, remembered: dict[tuple[object, ..
 def _asked(graph: Graph, node: Node, columns: int) -> tuple[_Shape, ...] | None:
     """Return the shapes that an estimator makes of two rows; None if it cannot run so, or makes something else than rows."""
     name, outputs = node.inputs[0], tuple(name for name in node.outputs if name)
-    kind = graph.types[name].dtype
-    if kind not in STORABLE or kind is DType.STRING:
+    kind, targets = graph.types[name].dtype, node.attributes.get("n_targets", 1)
+    if kind not in STORABLE or kind is DType.STRING or not isinstance(targets, int) or targets > MOST_TARGETS:
         return None
     types = {name: TensorType(kind, (_ROWS, columns)), **{output: replace(graph.types[output], shape=None) for output in outputs}}
     alone = Graph(graph.name, (node,), (name,), outputs, {}, types, graph.opsets, graph.ir_version)
@@ -86,10 +89,9 @@ def _asked(graph: Graph, node: Node, columns: int) -> tuple[_Shape, ...] | None:
     return found if all(shape[:1] == (_ROWS,) for shape in found) else None
 
 
-def _of_columns(_: Node, shapes: Sequence[_Shape]) -> _Shape:
-    """`ArrayFeatureExtractor`: columns by index; of a row without rows, one row."""
-    data, chosen = shapes
-    return (*(data[:-1] or (1,)), prod(chosen))
+def _of_columns(_: Node, shapes: Sequence[_Shape]) -> _Shape | None:
+    """`ArrayFeatureExtractor`: columns by index; of a list, one row."""
+    return (*(shapes[0][:-1] or (1,)), prod(shapes[1])) if len(shapes) == 2 and shapes[0] else None
 
 
 def _of_parts(_: Node, shapes: Sequence[_Shape]) -> _Shape | None:

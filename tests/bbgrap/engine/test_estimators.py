@@ -138,6 +138,12 @@ def test_shapes_are_those_that_onnxruntime_makes(make: Callable[[], Parts], tmp_
         assert [graph.types[name].shape for name in graph.outputs] == made
 
 
+def test_trees_are_not_asked_for_gigabytes(tmp_path: Path) -> None:
+    trees = {**complete_trees(FEATURES, 1, 1), "n_targets": 1 << 28}
+    path = saved(tmp_path, ([estimator("TreeEnsembleRegressor", ["x"], ["y"], **trees)], ["y"], {}))
+    assert load_graph(path, {"x": (3, FEATURES)}).types["y"].shape is None
+
+
 def test_a_table_of_many_rows_is_worth_dividing_and_one_row_is_not() -> None:
     for rows, used in ((20_000, 2), (1, 1)):
         forecast = plan_graph(load_graph(materialize("forest"), {"input": (rows, 20)}), Cluster.even(2), PlanOptions("auto"))
