@@ -11,8 +11,9 @@ Weights of such numbers are arrays of `ml_dtypes`; they are always written inlin
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 import onnx
@@ -37,7 +38,7 @@ from bbgrap.graph.onnx_shapes import with_input_shapes
 from bbgrap.graph.onnx_tidy import bodies_of, captured_by, copy_of, graphs_of, refill, standard_domain
 from bbgrap.graph.onnx_types import UNKNOWN, declare, type_of
 from bbgrap.graph.onnx_write import FreeAxes, free_batch, save_graph, write_graph
-from bbgrap.graph.types import STORABLE, Array, Attribute, DType, Graph, Node, Subgraph, TensorType, Weight, check_graph
+from bbgrap.graph.types import LONG, STORABLE, Array, Attribute, DType, Graph, LongList, Node, Subgraph, TensorType, Weight, check_graph
 from bbgrap.graph.weights import make_weight
 
 __all__ = [
@@ -215,6 +216,16 @@ def _text(raw: bytes) -> str | bytes:
         return raw
 
 
+def _numbers(values: Sequence[float], dtype: np.dtype[Any]) -> Attribute:
+    return tuple(values) if len(values) < LONG else LongList(np.fromiter(values, dtype, len(values)))
+
+
+def _texts(raw: Iterable[bytes]) -> tuple[str, ...]:
+    """Return texts, each of them kept once: trees say millions of times that a node is a leaf or a branch."""
+    read: dict[bytes, str] = {}
+    return tuple(read[text] if text in read else read.setdefault(text, text.decode("utf-8", "surrogateescape")) for text in raw)
+
+
 def _subgraph(body: GraphProto) -> Subgraph:
     return Subgraph(body.SerializeToString(deterministic=True), tuple(captured_by(body)))
 
@@ -223,9 +234,9 @@ _READERS: Mapping[int, Callable[[AttributeProto], Attribute]] = {
     AttributeProto.INT: lambda attribute: attribute.i,
     AttributeProto.FLOAT: lambda attribute: attribute.f,
     AttributeProto.STRING: lambda attribute: _text(attribute.s),
-    AttributeProto.INTS: lambda attribute: tuple(attribute.ints),
-    AttributeProto.FLOATS: lambda attribute: tuple(attribute.floats),
-    AttributeProto.STRINGS: lambda attribute: tuple(text.decode("utf-8", "surrogateescape") for text in attribute.strings),
+    AttributeProto.INTS: lambda attribute: _numbers(attribute.ints, np.dtype(np.int64)),
+    AttributeProto.FLOATS: lambda attribute: _numbers(attribute.floats, np.dtype(np.float32)),
+    AttributeProto.STRINGS: lambda attribute: _texts(attribute.strings),
     AttributeProto.TENSOR: lambda attribute: array_of(attribute.t),
     AttributeProto.GRAPH: lambda attribute: _subgraph(attribute.g),
     AttributeProto.GRAPHS: lambda attribute: tuple(_subgraph(body) for body in attribute.graphs),

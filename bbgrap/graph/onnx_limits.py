@@ -14,7 +14,7 @@ from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, SparseTe
 
 from bbgrap.errors import ModelError
 from bbgrap.graph.onnx_tidy import bodies_of, graph_of, standard_domain
-from bbgrap.graph.types import DType
+from bbgrap.graph.types import LONG, DType
 
 MAX_NODES = 200_000
 """Nodes of a model, those in bodies included, once its functions are put in their places. Chosen: the largest exported networks have
@@ -46,10 +46,15 @@ MAX_SPARSE_BYTES = 512 << 20
 300 MB, and larger ones are not exported as sparse."""
 
 MAX_STRINGS = 2 << 20
-"""Texts in weights and attributes, together. Chosen: above the largest vocabularies; each takes some 60 bytes more than in the file."""
+"""Different texts in weights and attributes, together. Chosen: above the largest vocabularies; each takes some 60 bytes more than in the
+file."""
 
 MAX_ENTRIES = 8 << 20
-"""Numbers in lists that are attributes, together. Chosen: tables of trees have some 100,000; each takes 36 bytes in Python."""
+"""Numbers in short lists that are attributes, together. Each takes 36 bytes in Python."""
+
+MAX_LONG_ENTRIES = 64 << 20
+"""Numbers in long lists, and texts, that are attributes, together. Chosen: a node of a tree has ten, and forests have some million nodes;
+each takes 8 bytes, and as much again in each copy of a model."""
 
 MAX_ATTRIBUTES = 400_000
 """Of all nodes together: two for each, were there as many nodes as there may be; some milliseconds for a thousand of them."""
@@ -73,11 +78,13 @@ MAX_EXTENT = 2**31 - 1
 """Pads, strides, dilations and windows: kernels compute with products of them in 64 bits."""
 
 _STRINGS = "texts in weights and attributes"
-_ENTRIES = "numbers in lists that are attributes"
+_ENTRIES = "numbers in short lists that are attributes"
+_LONG_ENTRIES = "numbers and texts in lists that are attributes"
 _DENSE = "bytes in sparse weights, as dense ones, which they become"
 _MOST = {
     _STRINGS: MAX_STRINGS,
     _ENTRIES: MAX_ENTRIES,
+    _LONG_ENTRIES: MAX_LONG_ENTRIES,
     _DENSE: MAX_SPARSE_BYTES,
     "attributes": MAX_ATTRIBUTES,
     "weights": MAX_WEIGHTS,
@@ -156,15 +163,18 @@ def _check_counts(proto: ModelProto, graphs: Iterable[GraphProto]) -> None:
 
 def _weighed(graph: GraphProto) -> dict[str, int]:
     """Return what a graph has of that is large by itself, bodies not included, once its weights are checked."""
-    strings = entries = 0
+    found = Counter[str]()
     for tensor in _tensors_of(graph):
         check_tensor(tensor)
-        strings += len(tensor.string_data)
+        found[_STRINGS] += len(tensor.string_data)
     for node in graph.node:
         for attribute in node.attribute:
-            strings += len(attribute.strings)
-            entries += len(attribute.ints) + len(attribute.floats)
-    return {_STRINGS: strings, _ENTRIES: entries, _DENSE: sum(map(_check_sparse, sparse_tensors(graph)))}
+            found[_STRINGS] += len(set(attribute.strings))
+            found[_LONG_ENTRIES] += len(attribute.strings)
+            for numbers in (attribute.ints, attribute.floats):
+                found[_ENTRIES if len(numbers) < LONG else _LONG_ENTRIES] += len(numbers)
+    found[_DENSE] = sum(map(_check_sparse, sparse_tensors(graph)))
+    return found
 
 
 def _check_most(found: Mapping[str, int]) -> None:

@@ -18,7 +18,7 @@ from onnx import AttributeProto, NodeProto, TensorProto, ValueInfoProto, numpy_h
 from bbgrap.errors import ModelError
 from bbgrap.graph.onnx_read import INLINE_BYTES, LEAST_IR_VERSION, detach
 from bbgrap.graph.onnx_types import UNKNOWN, declare
-from bbgrap.graph.types import STORABLE, Array, Attribute, DType, Graph, Node, Subgraph, TensorType, Weight
+from bbgrap.graph.types import STORABLE, Array, Attribute, DType, Graph, LongList, Node, Subgraph, TensorType, Weight
 
 _PROTOBUF_LIMIT = 2_000_000_000
 """A protobuf message must be smaller than 2^31 bytes; this leaves room for everything that is not weights."""
@@ -194,6 +194,9 @@ def _attribute(name: str, value: Attribute, kind: int | None) -> AttributeProto:
         case np.ndarray():
             result.type = AttributeProto.TENSOR
             result.t.CopyFrom(numpy_helper.from_array(np.ascontiguousarray(value).reshape(value.shape)))
+        case LongList(array):
+            result.type = AttributeProto.FLOATS if array.dtype.kind == "f" else AttributeProto.INTS
+            (result.floats if array.dtype.kind == "f" else result.ints).extend(array.tolist())
         case tuple():
             return _sequence(name, value, kind)
     return result
@@ -209,7 +212,10 @@ def _sequence(name: str, values: Sequence[object], kind: int | None) -> Attribut
         numbers = result.floats if kind == AttributeProto.FLOATS else result.ints
         numbers.extend(values)
     elif all(issubclass(held, (str, bytes)) for held in types):
-        result.strings.extend(_raw(value) for value in values if isinstance(value, (str, bytes)))
+        raw: dict[object, bytes] = {
+            value: _raw(value) for value in {*values} if isinstance(value, (str, bytes))
+        }  # of many texts of trees few are different
+        result.strings.extend(map(raw.__getitem__, values))
     else:
         for value in values:
             if not isinstance(value, Subgraph):

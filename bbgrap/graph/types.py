@@ -138,7 +138,34 @@ class Subgraph:
     captured: tuple[str, ...]
 
 
-Attribute = int | float | str | bytes | tuple[int, ...] | tuple[float, ...] | tuple[str, ...] | Subgraph | tuple[Subgraph, ...] | Array
+@dataclass(frozen=True, slots=True, eq=False)
+class LongList:
+    """An attribute that is a list of many numbers, as an array [K] of int64 or float32: in a tuple each takes 36 bytes.
+
+    Two are equal if they have the same type and numbers.
+    """
+
+    array: Array
+
+    def __len__(self) -> int:
+        """How many numbers there are."""
+        return len(self.array)
+
+    def __eq__(self, other: object) -> bool:
+        """Compare types and numbers, bit by bit."""
+        return isinstance(other, LongList) and self.array.dtype == other.array.dtype and self.array.tobytes() == other.array.tobytes()
+
+    def __hash__(self) -> int:
+        """Agree with equality."""
+        return hash(self.array.tobytes())
+
+
+LONG = 4096
+"""From so many numbers on a list is a `LongList`."""
+
+Attribute = (
+    int | float | str | bytes | tuple[int, ...] | tuple[float, ...] | tuple[str, ...] | Subgraph | tuple[Subgraph, ...] | Array | LongList
+)
 """An attribute's value; a tensor attribute is a numpy array, a string attribute is `str` where it decodes and `bytes` where not."""
 
 

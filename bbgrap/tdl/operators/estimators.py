@@ -8,6 +8,9 @@ from __future__ import annotations
 
 from math import log2
 
+import numpy as np
+
+from bbgrap.graph.types import LongList
 from bbgrap.shapemap import ShapeMap
 from bbgrap.tdl.language import ALL, OPAQUE_FLOPS, Description, Opaque, operand
 from bbgrap.tdl.operators.common import Reads, but, cropped, output_indices, spatial_interval, with_whole_axes
@@ -61,14 +64,14 @@ def _visits(site: Site) -> float:
         trees, leaves = _length(site, "tree_roots"), _length(site, "leaf_targetids")
     else:
         numbers, modes = site.node.attributes.get("nodes_treeids", ()), site.node.attributes.get("nodes_modes", ())
-        trees = len(set(numbers)) if isinstance(numbers, tuple) else 0
+        trees = len({*numbers} if isinstance(numbers, tuple) else np.unique(numbers.array) if isinstance(numbers, LongList) else ())
         leaves = modes.count("LEAF") if isinstance(modes, tuple) else 0
     return trees * (1 + log2(leaves / trees)) if 0 < trees <= leaves else 1
 
 
 def _length(site: Site, attribute: str) -> int:
     value = site.node.attributes.get(attribute, ())
-    return len(value) if isinstance(value, tuple) else 0
+    return len(value) if isinstance(value, (tuple, LongList)) else 0
 
 
 def describe_by_columns(site: Site) -> Description | None:

@@ -18,6 +18,8 @@ from bbgrap.engine.kernels import local_kernels
 from bbgrap.engine.load import load_graph
 from bbgrap.engine.prepare import plan_graph
 from bbgrap.engine.sessions import make_session
+from bbgrap.graph.onnx_io import write_graph
+from bbgrap.graph.types import LONG, LongList
 from bbgrap.planners.bbgrap import all_descriptions
 from bbgrap.planners.options import PlanOptions
 from bbgrap.zoo import materialize
@@ -136,6 +138,24 @@ def test_shapes_are_those_that_onnxruntime_makes(make: Callable[[], Parts], tmp_
         made = [np.shape(array) for array in make_session(path, threads=1).run(inner, {"x": x})]
         graph = load_graph(path, {"x": x.shape})
         assert [graph.types[name].shape for name in graph.outputs] == made
+
+
+def test_long_lists_are_kept_as_arrays_and_written_as_they_were(tmp_path: Path) -> None:
+    trees = complete_trees(FEATURES, 4, 10)
+    path = saved(tmp_path, ([estimator("TreeEnsembleRegressor", ["x"], ["y"], **trees)], ["y"], {}))
+    graph = load_graph(path, {"x": (3, FEATURES)})
+    again = load_graph(path, {"x": (3, FEATURES)})
+    (node,) = graph.nodes
+    assert node == again.nodes[0]
+    assert hash(node.attributes["nodes_values"]) == hash(again.nodes[0].attributes["nodes_values"])
+    assert node.attributes["nodes_truenodeids"] != node.attributes["nodes_falsenodeids"]
+    (written,) = onnx.load_model_from_string(write_graph(graph, weights="inline").data).graph.node
+    (stored,) = onnx.load(path).graph.node
+    for name, value in trees.items():
+        kept = node.attributes[name]
+        assert isinstance(kept, LongList) == (isinstance(value, tuple) and not isinstance(value[0], str) and len(value) >= LONG)
+        one, other = (next(a for a in proto.attribute if a.name == name) for proto in (written, stored))
+        assert one.SerializeToString(deterministic=True) == other.SerializeToString(deterministic=True)
 
 
 def test_trees_are_not_asked_for_gigabytes(tmp_path: Path) -> None:
