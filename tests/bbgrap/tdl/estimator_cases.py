@@ -79,7 +79,8 @@ def _numbers(draw: Draw, count: int) -> tuple[float, ...]:
 def linear(draw: Draw, op: str) -> Case:
     """A product with coefficients; with a label of the greatest, if it classifies."""
     rows, columns = _rows(draw)
-    attributes: dict[str, Attribute] = {"coefficients": _numbers(draw, CLASSES * columns), "intercepts": _numbers(draw, CLASSES)}
+    # Different intercepts: else classes would tie wherever all columns are equal, and a last bit upstream would decide.
+    attributes: dict[str, Attribute] = {"coefficients": _numbers(draw, CLASSES * columns), "intercepts": (1.0, 2.0, 3.0)}
     if op == "LinearRegressor":
         return in_domain(op, (whole_numbers(random_of(draw), rows, columns),), {**attributes, "targets": CLASSES})
     attributes |= {"classlabels_ints": tuple(range(CLASSES)), "multi_class": 1}
