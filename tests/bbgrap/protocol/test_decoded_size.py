@@ -19,7 +19,7 @@ from bbgrap.protocol.messages import PROTOCOL_VERSION, LinksTried, WeightsMissin
 from bbgrap.protocol.tensors import decode_array
 from tests.examples import examples
 
-SIZE = 1 << 17
+SIZE = 1 << 16
 TOKENS = {
     "empty maps": b"\x80",
     "empty lists": b"\x90",
