@@ -24,11 +24,12 @@ from bbgrap.errors import ExecutionError
 from bbgrap.graph.onnx_write import save_graph
 from bbgrap.graph.types import Array, DType, Graph, TensorType
 from bbgrap.shapemap import ShapeMap
+from bbgrap.tdl.operators.estimators import DOMAIN
 from bbgrap.tdl.rule import describe
 from bbgrap.tdl.work import is_fused, work_of
 from bbgrap.work import KINDS, Work
 from bbgrap.zoo.builder import Builder
-from bbgrap.zoo.forests import DOMAIN, TARGETS, complete_trees
+from bbgrap.zoo.forests import TARGETS, complete_trees
 from bbgrap_agent.byte_networks import byte_networks
 from bbgrap_agent.speed_fitting import Check, Sample, typical
 

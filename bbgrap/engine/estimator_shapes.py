@@ -19,18 +19,12 @@ import numpy as np
 from bbgrap.engine.sessions import make_session
 from bbgrap.graph.onnx_io import write_graph
 from bbgrap.graph.types import STORABLE, DType, Graph, Node, TensorType
-
-DOMAIN = "ai.onnx.ml"
+from bbgrap.tdl.operators.estimators import DOMAIN, ESTIMATORS
 
 _Shape = tuple[int, ...]
 
 _KEEPING = frozenset({"Binarizer", "CategoryMapper", "Imputer", "LabelEncoder", "Normalizer", "Scaler"})
 """Operators whose output has the shape of what they read."""
-
-_ASKED = frozenset(
-    {"LinearClassifier", "LinearRegressor", "SVMClassifier", "SVMRegressor"}
-    | {"TreeEnsemble", "TreeEnsembleClassifier", "TreeEnsembleRegressor"}
-)
 
 _ROWS = 2
 """That an estimator is asked with: unlike 1, it cannot be mistaken for what has no rows."""
@@ -43,7 +37,7 @@ def is_estimator(node: Node) -> bool:
     """Tell whether this module may know the shapes that a node makes."""
     if node.op == "CDist":
         return node.domain == "com.microsoft"
-    return node.domain == DOMAIN and (node.op in _KEEPING or node.op in _ASKED or node.op in _RULES)
+    return node.domain == DOMAIN and (node.op in _KEEPING or node.op in ESTIMATORS or node.op in _RULES)
 
 
 def estimator_shapes(graph: Graph, node: Node, remembered: dict[tuple[object, ...], tuple[_Shape, ...] | None]) -> list[_Shape] | None:

@@ -100,21 +100,21 @@ def plain_slopes(graph: Graph) -> Graph:
 def _first_wrong(graph: Graph, seen: Mapping[str, TensorType], shapes: _Shapes) -> dict[str, TensorType]:
     """Return the true types of what the first node makes whose shapes are not so; nothing if there is none.
 
-    What was `seen` of a node stays while what it reads is not known again. Caches come with it: nothing follows from their shapes.
+    What was `seen` of a node stays while what it reads is not known again. Caches come with it: nothing follows from their shapes. So do
+    estimators: nothing was known of theirs.
     """
     found: dict[str, TensorType] = {}
     for node in graph.nodes:
         names = [name for name in node.outputs if name]
         if not _is_doubted(graph, node) or not _is_inferred(graph, node):
             continue
-        is_caching = node.op in CACHING
         made = None if _reduces_nothing(graph, node) else _true_shapes(graph, node, shapes)
         if made is None and seen.keys() >= set(names):
             continue
         if made is None or tuple(made) != tuple(graph.types[name].shape for name in names):
             # Where nobody can tell, the run will.
             found |= {n: replace(graph.types[n], shape=None if made is None else made[k]) for k, n in enumerate(names)}
-            if not is_caching:
+            if node.op not in CACHING and not is_estimator(node):
                 break
     return found
 

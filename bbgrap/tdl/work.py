@@ -15,6 +15,7 @@ from bbgrap.graph.lower import RECURRENT
 from bbgrap.shapemap import Interval, ShapeMap
 from bbgrap.tdl.analysis import flops, input_regions, output_regions
 from bbgrap.tdl.language import Description, Descriptions
+from bbgrap.tdl.operators.estimators import ESTIMATORS
 from bbgrap.work import NO_WORK, Work
 
 FEW_ROWS = 8
@@ -155,10 +156,6 @@ _PRODUCTS = _PRODUCTS_OF_BYTES | frozenset(
 )
 _OF_BYTES = frozenset({"QLinearAdd", "QLinearMul", "QLinearLeakyRelu", "QLinearSigmoid", "QLinearSoftmax", "QLinearWhere", "QLinearConcat"})
 _TRANSFORMS = frozenset({"DFT", "STFT"})
-_SCALAR = frozenset(
-    {"TreeEnsemble", "TreeEnsembleClassifier", "TreeEnsembleRegressor", "SVMClassifier", "SVMRegressor"}
-    | {"LinearClassifier", "LinearRegressor"}
-)
 _POOLS = frozenset(
     {"MaxPool", "AveragePool", "LpPool", "GlobalAveragePool", "GlobalMaxPool", "GlobalLpPool"}
     | {"QLinearAveragePool", "QLinearGlobalAveragePool", "NhwcMaxPool"}
@@ -174,7 +171,7 @@ _MOVES = frozenset(
 )
 _KINDS = (
     (_TRANSFORMS, "transform"),
-    (_SCALAR, "scalar"),
+    (ESTIMATORS, "scalar"),
     (_POOLS, "pool"),
     (_NORMALIZE, "normalize"),
     (_MOVES, "move"),

@@ -7,10 +7,8 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from bbgrap.graph.types import Attribute, Graph
+from bbgrap.tdl.operators.estimators import DOMAIN
 from bbgrap.zoo.builder import Builder
-
-DOMAIN = "ai.onnx.ml"
-
 
 TARGETS = 4
 
