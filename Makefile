@@ -53,7 +53,7 @@ test-network: $(VENV)/test.stamp ## tests on an emulated network (Linux, as root
 	@[ "$$(id -u)" = 0 ] || { echo "test-network makes network namespaces and must run as root" >&2; exit 1; }
 	@$(BIN)/python -m pytest -m network $(PYTEST_ARGS)
 
-test-packages: $(PACKAGES)/packages.stamp ## RapidOCR, Magika, Silero VAD and models of torch's exporters on two agents
+test-packages: $(PACKAGES)/packages.stamp ## RapidOCR, Magika, Silero VAD, Scikit-learn's estimators and models of torch's exporters on two agents
 	@$(PACKAGES)/bin/python -m pytest -m '' -rs tests/packages tests/exported $(PYTEST_ARGS)
 
 test-deploy: $(DEPLOY)/deploy.stamp ## ssh, Slurm, Ray, Dask, units, manifests, image, Prometheus, a browser: the real programs, as far as they are here
