@@ -18,7 +18,7 @@ import numpy as np
 
 from bbgrap.engine.sessions import make_session
 from bbgrap.graph.onnx_io import write_graph
-from bbgrap.graph.types import STORABLE, DType, Graph, Node, TensorType
+from bbgrap.graph.types import STORABLE, DType, Graph, LongList, Node, TensorType
 from bbgrap.tdl.operators.estimators import DOMAIN, ESTIMATORS
 
 _Shape = tuple[int, ...]
@@ -96,8 +96,9 @@ def _of_parts(_: Node, shapes: Sequence[_Shape]) -> _Shape | None:
 
 def _of_categories(node: Node, shapes: Sequence[_Shape]) -> _Shape | None:
     """`OneHotEncoder`: a column for each category."""
-    given = [value for name in ("cats_int64s", "cats_strings") if isinstance(value := node.attributes.get(name, ()), tuple) and value]
-    return (*shapes[0], len(given[0])) if len(given) == 1 else None
+    given = (node.attributes.get(name, ()) for name in ("cats_int64s", "cats_strings"))
+    counts = [len(value) for value in given if isinstance(value, (tuple, LongList)) and len(value)]
+    return (*shapes[0], counts[0]) if len(counts) == 1 else None
 
 
 def _of_pairs(_: Node, shapes: Sequence[_Shape]) -> _Shape | None:

@@ -100,8 +100,8 @@ def plain_slopes(graph: Graph) -> Graph:
 def _first_wrong(graph: Graph, seen: Mapping[str, TensorType], shapes: _Shapes) -> dict[str, TensorType]:
     """Return the true types of what the first node makes whose shapes are not so; nothing if there is none.
 
-    What was `seen` of a node stays while what it reads is not known again. Caches come with it: nothing follows from their shapes. So do
-    estimators: nothing was known of theirs.
+    What was `seen` of a node stays while what it reads is not known again. Caches come with it, as nothing follows from their shapes, and
+    estimators, as nothing was known of theirs.
     """
     found: dict[str, TensorType] = {}
     for node in graph.nodes:

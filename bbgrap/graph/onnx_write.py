@@ -212,9 +212,8 @@ def _sequence(name: str, values: Sequence[object], kind: int | None) -> Attribut
         numbers = result.floats if kind == AttributeProto.FLOATS else result.ints
         numbers.extend(values)
     elif all(issubclass(held, (str, bytes)) for held in types):
-        raw: dict[object, bytes] = {
-            value: _raw(value) for value in {*values} if isinstance(value, (str, bytes))
-        }  # of many texts of trees few are different
+        # Of many texts of trees few are different.
+        raw: dict[object, bytes] = {value: _raw(value) for value in {*values} if isinstance(value, (str, bytes))}
         result.strings.extend(map(raw.__getitem__, values))
     else:
         for value in values:
