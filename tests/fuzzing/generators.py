@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 
 from bbgrap.graph import Array
-from tests.bbgrap.tdl.verifier import Case
+from tests.bbgrap.tdl.verifier import Case, attributes_of
 from tests.fuzzing.calls import OPERATORS, Operator, random_call
-from tests.fuzzing.growth import Call, Growth, attributes_of
+from tests.fuzzing.growth import Call, Growth
 from tests.fuzzing.layers import NETWORK
 from tests.fuzzing.moves import MOVES, PLAIN
 from tests.fuzzing.operands import fitted, normal, parameter, weight

@@ -16,7 +16,6 @@ import onnxruntime as ort
 from onnx import helper, numpy_helper
 
 from bbgrap.graph import Array
-from bbgrap.graph.types import Attribute
 
 MOST_ELEMENTS = 20_000
 """Larger values would make thousands of models slow."""
@@ -25,11 +24,6 @@ LARGEST = {2: 500.0, 4: 1e5, 8: 1e5}
 """Floats beyond this magnitude are mostly left out, by bytes per number: they overflow in the layers that follow."""
 
 IR_VERSION = 10
-
-
-def attributes_of(attributes: Mapping[str, Attribute]) -> dict[str, Any]:
-    """Return attributes as onnx's helper takes them."""
-    return {name: list(value) if isinstance(value, tuple) else value for name, value in attributes.items()}
 
 
 def elem_type(array: Array) -> int:
@@ -151,7 +145,8 @@ class Growth:
         initializers = [numpy_helper.from_array(np.asarray(array), name) for name, array in constants.items()]
         graph = helper.make_graph(list(nodes), "random", inputs, list(outputs), initializers)
         domains = sorted({node.domain for node in nodes if node.domain})
-        imports = [helper.make_opsetid("", self.opset), *(helper.make_opsetid(domain, 1) for domain in domains)]
+        versions = {"ai.onnx.ml": 5 if any(node.op_type == "TreeEnsemble" for node in nodes) else 3}
+        imports = [helper.make_opsetid("", self.opset), *(helper.make_opsetid(domain, versions.get(domain, 1)) for domain in domains)]
         return helper.make_model(graph, opset_imports=imports, ir_version=IR_VERSION)
 
     def finish(self, outputs: Sequence[str]) -> onnx.ModelProto:

@@ -101,14 +101,21 @@ def names(operands: Sequence[object | None]) -> list[str]:
     return ["" if operand is None else f"x{k}" for k, operand in enumerate(operands)]
 
 
+def attributes_of(attributes: Mapping[str, Attribute]) -> dict[str, Any]:
+    """Return attributes as onnx's helper takes them."""
+
+    def taken(value: Attribute) -> object:
+        return list(value) if isinstance(value, tuple) else numpy_helper.from_array(value) if isinstance(value, np.ndarray) else value
+
+    return {name: taken(value) for name, value in attributes.items()}
+
+
 def node_proto(
     op: str, inputs: Sequence[str], outputs: Mapping[int, str], attributes: Mapping[str, Attribute], domain: str = ""
 ) -> onnx.NodeProto:
     """Return one node, of whose outputs those at some positions are used."""
-    plain: dict[str, Any] = {k: list(v) if isinstance(v, tuple) else v for k, v in attributes.items()}
-    plain |= {k: numpy_helper.from_array(v) for k, v in attributes.items() if isinstance(v, np.ndarray)}
     made = [outputs.get(place, "") for place in range(max(outputs) + 1)]
-    return helper.make_node(op, list(inputs), made, domain=domain, **plain)
+    return helper.make_node(op, list(inputs), made, domain=domain, **attributes_of(attributes))
 
 
 class Whole:
