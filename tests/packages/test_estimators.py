@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,6 @@ pytestmark = [
     pytest.mark.timeout(600),
     pytest.mark.filterwarnings("ignore::FutureWarning"),  # of the two packages about each other
 ]
-
-skl2onnx = pytest.importorskip("skl2onnx")
 
 FEATURES = 12
 ESTIMATORS: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
@@ -36,8 +35,7 @@ ESTIMATORS: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
 
 def exported(folder: Path, name: str) -> Path:
     """Return the file of an estimator behind a scaler, fitted to random rows."""
-    from importlib import import_module
-
+    skl2onnx = pytest.importorskip("skl2onnx")
     from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import StandardScaler
 
