@@ -42,12 +42,15 @@ SEGMENTS_WITHOUT = (
     "QDQPropagationTransformer",
     "QDQS8ToU8Transformer",
     "QDQSelectorActionTransformer",
+    "TransposeOptimizer",
+    "TransposeOptimizer_CPUExecutionProvider",
     "WeightBiasQuantization",
 )
 """Optimisations that segments do without. Pairs of quantization have been fused in the whole, and what is left of them stays as it is
 (`bbgrap.engine.quantized`). Pads of a piece are written out, and a Pad before a pool may be added to them beyond what onnxruntime's own
-check allows. Switching off all that has to do with quantization (`session.disable_quant_qdq`) would also fold dequantized weights, which
-the whole does not, and so choose other kernels."""
+check allows. Transposes have been moved in the whole; where one stands before a quantizer, onnxruntime 1.31 would quantize what it reads,
+too, though that is an output. Switching off all that has to do with quantization (`session.disable_quant_qdq`) would also fold
+dequantized weights, which the whole does not, and so choose other kernels."""
 
 JOINS_AXES = "MatMulAddFusion"
 """An optimisation that models whose sizes move do without. It makes one operator of a product and its bias, and one axis of all but the

@@ -46,8 +46,8 @@ MAX_SPARSE_BYTES = 512 << 20
 300 MB, and larger ones are not exported as sparse."""
 
 MAX_STRINGS = 2 << 20
-"""Different texts in weights and attributes, together. Chosen: above the largest vocabularies; each takes some 60 bytes more than in the
-file."""
+"""Texts in weights, and different ones in lists that are attributes, together. Chosen: above the largest vocabularies; each takes some 60
+bytes more than in the file."""
 
 MAX_ENTRIES = 8 << 20
 """Numbers in short lists that are attributes, together. Each takes 36 bytes in Python."""

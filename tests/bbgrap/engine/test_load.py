@@ -148,3 +148,23 @@ def test_a_segment_keeps_dequantized_weights_as_the_whole_does(tmp_path):
     options.optimized_model_filepath = str(tmp_path / "seen.onnx")
     open_session(data, options, {}, SEGMENTS_WITHOUT)
     assert [node.op_type for node in onnx.load(tmp_path / "seen.onnx").graph.node] == ["DequantizeLinear", "Conv"]
+
+
+def test_a_segment_does_not_quantize_what_it_hands_on():
+    """Optimised as a whole, onnxruntime 1.31 does, if only a transpose before a quantizer reads it there."""
+    nodes = [
+        helper.make_node("Neg", ["x"], ["handed"]),
+        helper.make_node("Transpose", ["handed"], ["turned"], perm=[1, 0]),
+        helper.make_node("QuantizeLinear", ["turned", "scale", "zero"], ["q"]),
+        helper.make_node("DequantizeLinear", ["q", "scale", "zero"], ["y"]),
+    ]
+    stored = {"scale": np.array(0.25, np.float32), "zero": np.array(128, np.uint8)}
+    ends = [
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [3, 4])],
+        [helper.make_empty_tensor_value_info(n) for n in ("handed", "y")],
+    ]
+    graph = helper.make_graph(nodes, "g", *ends, [numpy_helper.from_array(array, name) for name, array in stored.items()])
+    data = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8).SerializeToString()
+    x = np.random.default_rng(0).standard_normal((3, 4)).astype(np.float32)
+    (handed,) = make_session(data, threads=1, segment=True).run(["handed"], {"x": x})
+    np.testing.assert_array_equal(handed, -x)
