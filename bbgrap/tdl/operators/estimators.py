@@ -12,7 +12,7 @@ import numpy as np
 
 from bbgrap.graph.types import LongList
 from bbgrap.shapemap import ShapeMap
-from bbgrap.tdl.language import ALL, OPAQUE_FLOPS, Description, Opaque, operand
+from bbgrap.tdl.language import ALL, Description, Opaque, operand
 from bbgrap.tdl.operators.common import Reads, but, cropped, output_indices, spatial_interval, with_whole_axes
 from bbgrap.tdl.rule import LocalNode, OperatorRule, Site, register, same_node
 
@@ -92,8 +92,8 @@ def describe_single(site: Site) -> Description | None:
 
 def describe_normalizer(site: Site) -> Description | None:
     """out[n, :] = x[n, :] divided by its norm."""
-    n, c = output_indices(site) if len(site.output_shape) == 2 else (None, None)
-    return None if n is None or c is None else Description((n, c), Opaque("Normalizer", (operand(0)[n, ALL],), (c,)))
+    out = output_indices(site)
+    return with_whole_axes("Normalizer", out, [operand(0)[out[0], ALL]], {1}) if len(out) == 2 else None
 
 
 def describe_one_hot(site: Site) -> Description | None:
@@ -128,7 +128,7 @@ def describe_vectorizer(site: Site) -> Description | None:
     """out[n, :] = the rows n of all operands, side by side."""
     n, columns = output_indices(site)
     reads = [operand(number)[n, ALL] for number in range(len(site.inputs))]
-    return Description((n, columns), Opaque("FeatureVectorizer", tuple(reads), (columns,), OPAQUE_FLOPS))
+    return Description((n, columns), Opaque("FeatureVectorizer", tuple(reads), (columns,)))
 
 
 def describe_distances(site: Site) -> Description | None:
