@@ -16,7 +16,7 @@ pytestmark = pytest.mark.cluster
 SHAPE = (1, 8, 128, 128)
 
 
-@pytest.mark.parametrize("split", ["rows", "channels"])
+@pytest.mark.parametrize("split", ["rows", pytest.param("channels", marks=pytest.mark.broad)])
 def test_several_large_outputs_of_one_request_stay_apart(split, pair):
     net, names = Builder("outputs", SHAPE), ["input"]
     for number in range(4):

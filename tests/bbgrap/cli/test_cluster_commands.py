@@ -125,6 +125,7 @@ def test_submit_files_and_write_the_answer(run_json, here, picture, tmp_path):
     np.testing.assert_allclose(np.load(entry["file"]), expected, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.broad
 def test_transfers_in_fewer_bits_are_named_wherever_answers_are(run, run_json, here):
     report = run_json("submit", "zoo:tiny", "--planner", "bbgrap", "--verify", "--transfer-dtype", "float16")
     assert (report["verified"], report["bit_identical"], report["transfer_dtype"]) == (True, False, "float16")
@@ -147,6 +148,7 @@ def test_an_ill_conditioned_model_is_no_false_alarm(run, run_json, here, ill_con
     assert "no further from float64 than onnxruntime (" in text
 
 
+@pytest.mark.broad
 def test_a_measurement_judges_doubtful_answers_when_it_is_over(run_json, here, ill_conditioned):
     for extra in (["--runs", 2], ["--stream", 5]):
         (result,) = run_json("bench", ill_conditioned, "--planner", "bbgrap", *extra)["results"]

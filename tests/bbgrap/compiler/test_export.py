@@ -54,7 +54,7 @@ def test_devices_share_equal_weights_by_digest() -> None:
 
 
 def test_channel_split_divides_the_weights() -> None:
-    graph = build("alexnet")
+    graph = build("mobilenet_v2")
     whole = sum(weight.type.nbytes for weight in graph.weights.values())
     artifacts = export(compiled(graph, Cluster.even(4), PlanOptions(split="channels")).optimized)
     assert max(device.weight_bytes for device in artifacts.devices) <= 0.3 * whole

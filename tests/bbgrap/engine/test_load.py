@@ -71,8 +71,8 @@ def test_the_batch_of_a_model_that_fixes_it_can_be_changed(cache):
     [
         ("tiny", "inline"),
         ("mobilenet_v2", "detached"),
-        ("unet", "inline"),
-        ("yolo", "detached"),
+        pytest.param("unet", "inline", marks=pytest.mark.broad),
+        pytest.param("yolo", "detached", marks=pytest.mark.broad),
         pytest.param("resnet50", "detached", marks=pytest.mark.broad),
     ],
 )

@@ -135,7 +135,7 @@ SLOPE = np.linspace(-1, 2, 6, dtype=np.float32)
         (helper.make_node("PRelu", ["r", "s"], ["p"]), {"s": SLOPE.reshape(2, 1, 3, 1, 1)}),
     ],
 )
-@pytest.mark.parametrize("after", ["Tanh", "GlobalAveragePool"])
+@pytest.mark.parametrize("after", [pytest.param("Tanh", marks=pytest.mark.broad), "GlobalAveragePool"])
 def test_what_onnxruntime_does_otherwise_agrees_in_pieces(node: NodeProto, weights: dict[str, Any], after: str, tmp_path: Path) -> None:
     path = save(tmp_path, [helper.make_node("Neg", ["x"], ["r"]), node, helper.make_node(after, ["p"], ["y"])], [2, 3, 9, 11], weights)
     x = np.random.default_rng(0).standard_normal((2, 3, 9, 11)).astype(np.float32)

@@ -75,6 +75,7 @@ def test_plans_of_known_models_are_legal(planner: str, model: str) -> None:
         assert check_plan(Plan(planner, graph, cluster, tiles), descriptions) == ()
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize("planner", FROM_PAPERS)
 def test_answers_of_a_known_model(planner: str) -> None:
     for cluster in map(unequal, (2, 5)):

@@ -221,6 +221,7 @@ class SlowLink(threading.Thread):
                 time.sleep(pause_s)
 
 
+@pytest.mark.faults
 def test_a_large_request_arrives_over_a_slow_link_and_once(coordinator, monkeypatch):
     """It is on its way for longer than a connection may be silent; all that is said meanwhile waits behind it."""
     monkeypatch.setattr(machine, "REOPEN_S", 1.0)

@@ -6,6 +6,8 @@ import subprocess
 import sys
 import time
 
+import pytest
+
 SERVER = """
 import sys, threading, time, zmq
 from bbgrap.transport.control_server import ControlServer
@@ -30,6 +32,7 @@ def connected(port, identity):
     return stream
 
 
+@pytest.mark.faults
 def test_a_connection_that_breaks_after_its_peer_has_come_anew():
     with subprocess.Popen([sys.executable, "-c", SERVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as server:
         try:

@@ -84,6 +84,7 @@ def test_nobody_announces_itself():
         discover(lambda _: no_lock(), 0.3)
 
 
+@pytest.mark.broad
 def test_without_a_token_the_want_of_one_is_said(listening):
     listening(KeyPair.make())
 

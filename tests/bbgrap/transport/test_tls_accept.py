@@ -206,6 +206,7 @@ def crowd(plane):
     assert json.loads(said)["turned away"] > 20
 
 
+@pytest.mark.faults
 def test_a_crowd_does_not_keep_new_connections_of_known_hosts_out():
     with socket.create_server(("127.0.0.1", 0)) as listener:
         if not hear_only(listener, ()):
