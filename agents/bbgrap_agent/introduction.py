@@ -13,9 +13,9 @@ from bbgrap.engine.sessions import usable_cores
 from bbgrap.protocol.messages import Join
 from bbgrap.protocol.version import VERSION
 
-_OPSET_BY_MINOR = {22: 22, 23: 23, 24: 25}
-_NEWEST_OPSET = 26
-"""Highest opset by onnxruntime's minor version, measured (1.22 to 1.31); later ones accept at least the last."""
+_OPSET_BY_MINOR = {22: 22, 23: 23, 24: 25, **dict.fromkeys(range(25, 32), 26)}
+_NEWEST_OPSET = 28
+"""Highest opset by onnxruntime's minor version, measured (1.22 to 1.32); later ones accept at least the last."""
 
 
 def introduce(name: str, threads: int, data_address: str) -> Join:

@@ -1,6 +1,7 @@
 """How long the caches are that an attention puts out, which neither onnx nor onnxruntime infers: the longer of the past and of all words.
 
     past [B, G, P, E], words so far T     ──► present [B, G, max(P, T), E]
+    the same of the last words only       ──► present [B, G, P, E]
 
 onnxruntime's inference takes the past's shape for it, which is so only where there is room for all words, or (from 1.32 on) says nothing.
 T is an operand, which exporters compute from the shape of a mask. Law: a length that depends on an input's content stays unknown.
@@ -31,6 +32,8 @@ def cached_shapes(graph: Graph, node: Node) -> tuple[tuple[int, ...] | None, ...
     total = told_by_shapes(graph, node.inputs[_TOTAL])
     first, *inferred = (graph.types[name].shape for name in names)
     like = [shape if past is None else past for shape in inferred]
+    if past is not None and node.attributes.get("sliding_window_cache", 0):
+        return (first, *like)
     if total is None:
         return (first, *(None for _ in like))
     length = max(total, 0 if past is None else past[2])

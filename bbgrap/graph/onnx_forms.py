@@ -17,17 +17,18 @@ from bbgrap.errors import ModelError
 from bbgrap.graph.onnx_read import BROKEN, is_external
 from bbgrap.graph.onnx_tidy import serialized
 
-_ELEMENTWISE = (
+ELEMENTWISE = (
     *("Abs", "Add", "Clip", "Div", "Elu", "Erf", "Exp", "Gelu", "HardSigmoid", "HardSwish", "Identity", "LeakyRelu", "Max", "Min"),
     *("Mish", "Mul", "Neg", "PRelu", "Pow", "Relu", "Selu", "Sigmoid", "Softplus", "Softsign", "Sqrt", "Sub", "Sum", "Tanh"),
 )
+"""Operators whose output has the sizes of what they read, broadcast."""
 _OF_FLOATS = (
     *("AveragePool", "BatchNormalization", "Concat", "Conv", "ConvTranspose", "Flatten", "Gemm", "GlobalAveragePool", "GlobalMaxPool"),
     *("InstanceNormalization", "LayerNormalization", "MatMul", "MaxPool", "Pad", "ReduceMean", "ReduceSum", "Softmax"),
 )
 _RESHAPES = frozenset({"Reshape", "Squeeze", "Unsqueeze"})
 _WINDOWS = frozenset({"AveragePool", "Conv", "MaxPool"})
-_SIZELESS = frozenset((*_ELEMENTWISE, *_OF_FLOATS, *_RESHAPES, "Transpose"))
+_SIZELESS = frozenset((*ELEMENTWISE, *_OF_FLOATS, *_RESHAPES, "Transpose"))
 """Operators of which onnxruntime looks at no sizes but whether operands have equal ones, and which are 1. Of others it may: it computes the
 scales of a `Resize` from them, and folds a `Shape`. Of `_RESHAPES` in a row it makes one, with the sizes written out."""
 

@@ -11,6 +11,7 @@ import onnx
 import onnx.helper
 
 from bbgrap.graph.onnx_computed import infer
+from bbgrap.graph.onnx_forms import ELEMENTWISE
 from bbgrap.graph.onnx_read import BROKEN, OnnxModel
 from bbgrap.graph.onnx_tidy import copy_of, forget_shapes, refill, serialized
 from bbgrap.graph.types import DType, Graph, Node
@@ -36,9 +37,25 @@ def moving_axes(known: Sizes, graph: Graph) -> Mapping[str, frozenset[int]]:
             if moving:
                 found[name] = moving
     for node in graph.nodes:
-        if node.op == "Slice" and node.first_output not in known and _is_known_part(graph, node):
-            found[node.first_output] = found.get(node.inputs[0], frozenset())
+        if node.first_output not in known and (axes := _following(graph, node, found)) is not None:
+            found[node.first_output] = axes
     return {name: axes for name, axes in found.items() if axes}
+
+
+def _following(graph: Graph, node: Node, moving: Mapping[str, frozenset[int]]) -> frozenset[int] | None:
+    """Return which axes move of what an optimiser has named anew, by those of what it is made of; None where that tells nothing."""
+    shapes = [graph.types[name].shape for name in (node.first_output, *filter(None, node.inputs))]
+    of_first = moving.get(node.inputs[0], frozenset()) if node.inputs else frozenset()
+    if node.op == "Slice" and _is_known_part(graph, node):
+        return of_first
+    if node.op == "Transpose":
+        order = node.attributes.get("perm")
+        return frozenset(axis for axis, of in enumerate(order) if of in of_first) if isinstance(order, tuple) else None
+    if node.op in ELEMENTWISE and not node.domain and None not in shapes:
+        ranks = [len(shape or ()) for shape in shapes]
+        beyond = [(name, rank - ranks[0]) for name, rank in zip(filter(None, node.inputs), ranks[1:], strict=True)]
+        return frozenset(axis - more for name, more in beyond for axis in moving.get(name, ()) if axis >= more)
+    return None
 
 
 def _is_known_part(graph: Graph, node: Node) -> bool:

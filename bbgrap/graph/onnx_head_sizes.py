@@ -1,6 +1,6 @@
 """The elements of a head in a decoder's caches, where the file calls them by a symbol. One of the files that import onnx.
 
-    cache [B, G, P, E],  H heads  ──►  answer [.., H * E]  ──►  product with a weight [H * E, ..]
+    cache [B, G, P, E],  H heads  ──►  answer [.., H * E], gated or not  ──►  product with a weight [H * E, ..]
 
 Writers of decoders for onnxruntime call E `kv_cache_dim`, as if it were free. It is not: the product behind the attention tells it.
 """
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 _CACHING = ("com.microsoft", "GroupQueryAttention")
 _PAST, _AXIS = (3, 4), 3
+_GATING = frozenset({"Cast", "Mul"})
 
 
 def tell_head_sizes(graph: GraphProto) -> None:
@@ -39,9 +40,12 @@ def _sizes(graph: GraphProto) -> Iterator[tuple[NodeProto, int]]:
         return
     shapes = {tensor.name: tensor.dims for tensor in graph.initializer}
     for node in graph.node:
-        attention = attentions.get(node.input[0]) if node.input else None
-        features = None if attention is None else _features(node, shapes)
-        if attention is not None and features is not None:
+        attention = next((attentions[name] for name in node.input if name in attentions), None)
+        if attention is None:
+            continue
+        if node.op_type in _GATING and not node.domain:  # as a gate between the attention and the product is
+            attentions[node.output[0]] = attention
+        elif (features := _features(node, shapes)) is not None:
             heads = next((a.i for a in attention.attribute if a.name == "num_heads"), 0)
             if heads > 0 and features > 0 and features % heads == 0:
                 yield attention, features // heads

@@ -16,6 +16,7 @@ from bbgrap.shapemap import Interval, ShapeMap
 from bbgrap.tdl.analysis import flops, input_regions, output_regions
 from bbgrap.tdl.language import Description, Descriptions
 from bbgrap.tdl.operators.estimators import ESTIMATORS
+from bbgrap.tdl.operators.experts import EXPERTS, SCORES
 from bbgrap.work import NO_WORK, Work
 
 FEW_ROWS = 8
@@ -56,13 +57,20 @@ class WorkCounter:
         description = self._descriptions[node.name]
         operations = operations_of(node, description, writes[0], reduction)
         sizes = [0 if read is None or not bytes_ else read.size * bytes_ for read, bytes_ in zip(reads, site.bytes_read, strict=False)]
-        if node.op == _LOOKUP:  # of a table only what is looked up is read
+        if node.op in _LOOKUPS:  # of a table only what is looked up is read
             sizes[0] = min(sizes[0], writes[0].size * site.bytes_made[0])
         if node.op in RECURRENT:  # every step reads the weights of the one before
             sizes[_STATE_WEIGHTS] *= reads[0].shape[0] if reads[0] is not None else 1
         weights = sum(size for size, is_weight in zip(sizes, site.weights, strict=False) if is_weight)
         maps = sum(sizes) - weights + sum(of.size * bytes_ for of, bytes_ in zip(writes, site.bytes_made, strict=True))
-        return Work(site.kind, operations, weights, maps)
+        return Work(site.kind, operations, int(weights * _share_read(node, reads)), maps)
+
+
+def _share_read(node: Node, reads: Sequence[ShapeMap | None]) -> float:
+    """Return which share of its weights a piece reads: of experts, as many as its words can ask."""
+    scores = reads[SCORES] if node.op in EXPERTS else None
+    asked = node.attributes.get("k", 1)
+    return min(1.0, scores.shape[0] * asked / scores.shape[1]) if scores is not None and isinstance(asked, int) else 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +99,7 @@ def operations_of(node: Node, description: Description | None, region: ShapeMap,
     A lookup in a table has none, though it is described as a sum. Of the steps of a transposed convolution only every stride-th one
     meets an element.
     """
-    if description is None or node.op == _LOOKUP:
+    if description is None or node.op in _LOOKUPS:
         return 0
     found = flops(description, region, reduction)
     strides = node.attributes.get("strides", ()) if node.op == "ConvTranspose" else ()
@@ -129,7 +137,7 @@ def _is_in_place(graph: Graph, node: Node, name: str) -> bool:
     return node.op == "Add" and producer is not None and name == first and len(graph.consumers.get(name, ())) == 1
 
 
-_LOOKUP = "Gather"
+_LOOKUPS = frozenset({"Gather", "GatherBlockQuantized"})
 _STATE_WEIGHTS = 2
 """Which operand of a recurrent layer has the weights that meet its state."""
 _ACTIVATIONS = frozenset({"Relu", "LeakyRelu", "Clip", "Sigmoid", "Tanh", "HardSigmoid"})
@@ -152,6 +160,8 @@ _PRODUCTS = _PRODUCTS_OF_BYTES | frozenset(
         "MultiHeadAttention",
         "GroupQueryAttention",
     }
+    | {"LinearAttention"}
+    | EXPERTS
     | RECURRENT
 )
 _OF_BYTES = frozenset({"QLinearAdd", "QLinearMul", "QLinearLeakyRelu", "QLinearSigmoid", "QLinearSoftmax", "QLinearWhere", "QLinearConcat"})
@@ -163,7 +173,7 @@ _POOLS = frozenset(
 _NORMALIZE = frozenset(
     {"Softmax", "LogSoftmax", "LayerNormalization", "SkipLayerNormalization", "GroupNormalization", "InstanceNormalization", "LRN"}
     | {"RMSNormalization", "SimplifiedLayerNormalization", "SkipSimplifiedLayerNormalization", "MeanVarianceNormalization"}
-    | {"LpNormalization"}
+    | {"LpNormalization", "GatedRMSNorm"}
 )
 _MOVES = frozenset(
     {"Transpose", "Concat", "Split", "Slice", "Pad", "Resize", "Upsample", "Gather", "GatherND", "Expand", "Tile", "DepthToSpace"}

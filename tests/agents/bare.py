@@ -266,32 +266,25 @@ def looking_up(table: Array, *, twice: bool = False) -> SegmentModel:
 
 
 def crashing() -> SegmentModel:
-    """Ends its process by SIGFPE when it is loaded: a deconvolution in no groups at all, in a branch that is not looked into."""
-    kernel = helper.make_tensor("k", TensorProto.FLOAT, [1, 1, 1, 1], [1.0])
-    shape = helper.make_tensor("s", TensorProto.INT64, [4], [1, 1, 1, 2])
-    back = helper.make_tensor("b", TensorProto.INT64, [1], [2])
-    deadly = [
-        helper.make_node("Reshape", ["x", "s"], ["m"]),
-        helper.make_node("ConvTranspose", ["m", "k"], ["n"], group=0),
-        helper.make_node("Reshape", ["n", "b"], ["dead"]),
-    ]
-    harmless = [helper.make_node("Identity", ["x"], ["alive"])]
-    branches = [
-        helper.make_graph(nodes, name, [], [helper.make_tensor_value_info(name, **ROW_TYPE)])
-        for nodes, name in ((deadly, "dead"), (harmless, "alive"))
-    ]
-    nodes = [*_condition(), helper.make_node("If", ["c"], ["y"], then_branch=branches[0], else_branch=branches[1])]
-    return _segment("crashing", nodes, [kernel, shape, back, *_thresholds(0)], {})
+    """Ends its process by SIGFPE when it is loaded: onnxruntime folds a quotient that there is not."""
+    return _segment(
+        "crashing", [*_quotient("none"), helper.make_node("Add", ["x", "q"], ["y"])], [_whole("least", -(2**31)), _whole("none", -1)], {}
+    )
 
 
 def dividing() -> SegmentModel:
     """Divides the least whole number by the elements of x: where one is -1 there is no quotient, which ends its process by SIGFPE."""
-    nodes = [
-        helper.make_node("Cast", ["x"], ["n"], to=TensorProto.INT32),
-        helper.make_node("Div", ["least", "n"], ["q"]),
-        helper.make_node("Cast", ["q"], ["y"], to=TensorProto.FLOAT),
-    ]
-    return _segment("dividing", nodes, [helper.make_tensor("least", TensorProto.INT32, [], [-(2**31)])], {})
+    nodes = [helper.make_node("Cast", ["x"], ["n"], to=TensorProto.INT32), *_quotient("n", "y")]
+    return _segment("dividing", nodes, [_whole("least", -(2**31))], {})
+
+
+def _quotient(divisor: str, answer: str = "q") -> list[onnx.NodeProto]:
+    divided = helper.make_node("Div", ["least", divisor], [f"{answer} whole"])
+    return [divided, helper.make_node("Cast", [f"{answer} whole"], [answer], to=TensorProto.FLOAT)]
+
+
+def _whole(name: str, value: int) -> TensorProto:
+    return helper.make_tensor(name, TensorProto.INT32, [], [value])
 
 
 def endless(above: float) -> SegmentModel:

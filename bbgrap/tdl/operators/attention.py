@@ -222,13 +222,14 @@ def describe_rotary(site: Site) -> Description | None:
 
 
 def describe_microsoft_rotary(site: Site) -> Description | None:
-    """The form of onnxruntime: positions come second, or a single one for the first element of a sequence."""
+    """The form of onnxruntime: positions come second, or a single one for the first element of a sequence; of pictures there are three."""
     out = output_indices(site)
     if site.integer("is_packed_batching", 0):
         return None
     query_axis = len(out) - 2
-    each = len(site.shape(1)) == 2
-    positions = operand(1)[(out[0], out[query_axis])] if each else operand(1)[(ALL,)]
+    each = len(site.shape(1)) > 1
+    streams: tuple[Subscript, ...] = (ALL,) * (len(site.shape(1)) - 2)
+    positions = operand(1)[(*streams, out[0], out[query_axis])] if each else operand(1)[(ALL,)]
     own, fixed = _turned(site, out, set() if each else {query_axis})
     return with_whole_axes("rotate", out, [own, positions, *wholes(site, (2, 3))], fixed)
 
@@ -250,4 +251,4 @@ register(OperatorRule(describe_attention, localize_attention), "Attention")
 register(OperatorRule(describe_multi_head_attention, localize_attention), "MultiHeadAttention", domain=MICROSOFT)
 register(OperatorRule(describe_fused_attention), "Attention", domain=MICROSOFT)
 register(OperatorRule(describe_rotary, localize_rotary), "RotaryEmbedding")
-register(OperatorRule(describe_microsoft_rotary, localize_rotary), "RotaryEmbedding", domain=MICROSOFT)
+register(OperatorRule(describe_microsoft_rotary, localize_rotary), "RotaryEmbedding", "MRotaryEmbedding", domain=MICROSOFT)

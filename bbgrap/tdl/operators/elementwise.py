@@ -18,8 +18,8 @@ BROADCASTING = (
     "LessOrEqual", "Max", "Mean", "Min", "Mod", "Mul", "Or", "PRelu", "Pow", "StringConcat", "Sub", "Sum", "Where", "Xor",
 )  # fmt: skip
 
-MICROSOFT = ("BiasGelu", "FastGelu", "Gelu", "QuickGelu")
-"""Those of onnxruntime's own domain; biases broadcast along the last axis."""
+MICROSOFT = ("BiasGelu", "FastGelu", "GatedAdd", "Gelu", "QuickGelu")
+"""Those of onnxruntime's own domain; biases broadcast along the last axis, gates have one element there."""
 
 
 def describe_elementwise(site: Site) -> Description | None:

@@ -11,7 +11,7 @@ import numpy as np
 
 from bbgrap.graph import DType
 from bbgrap.shapemap import ShapeMap
-from bbgrap.tdl.language import ALL, Description, Index, ScalarCall, Sum, operand
+from bbgrap.tdl.language import ALL, Description, Index, Opaque, ScalarCall, Sum, operand
 from bbgrap.tdl.operators.common import Reads, but, output_indices, whole, wholes, with_whole_axes, yields_only_first
 from bbgrap.tdl.rule import ConstantOperand, Input, LocalNode, OperatorRule, Site, register, same_node
 
@@ -54,6 +54,17 @@ def localize_gather(site: Site, region: ShapeMap, reads: Reads) -> tuple[LocalNo
     if _single_index(site) is None or given is None:
         return same_node(site, region, reads)
     return (LocalNode("Gather", (Input(0), ConstantOperand(np.zeros_like(given))), site.node.attributes),)
+
+
+def describe_gather_block_quantized(site: Site) -> Description | None:
+    """out[j..., :] = data[indices[j...], :] scaled by block: a sum over the rows of a table of bytes as for Gather; rows stay whole."""
+    data, out, bits = site.inputs[0], output_indices(site), site.integer("bits", 4)
+    axes = (site.integer("gather_axis", 0), site.integer("quantize_axis", 1))
+    if data is None or len(site.shape(0)) != 2 or axes not in ((0, 1), (0, -1)) or data.dtype is DType.OTHER or site.constant(0) is None:
+        return None
+    k, chosen = Index("k", site.shape(0)[0]), out[:-1]
+    reads = [operand(0)[k, ALL], operand(1)[chosen], *(operand(number)[k, ALL] for number in (2, 3) if site.has(number))]
+    return Description(out, Sum((k,), Opaque(f"look up {bits} bits", tuple(reads), (out[-1],))))
 
 
 def describe_gather_elements(site: Site) -> Description | None:
@@ -158,6 +169,7 @@ def describe_loss(site: Site) -> Description | None:
 
 
 register(OperatorRule(describe_gather, localize_gather), "Gather")
+register(OperatorRule(describe_gather_block_quantized), "GatherBlockQuantized", domain="com.microsoft")
 register(OperatorRule(describe_gather_elements), "GatherElements")
 register(OperatorRule(describe_gather_nd), "GatherND")
 register(OperatorRule(describe_scatter_elements), "ScatterElements")

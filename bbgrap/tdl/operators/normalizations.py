@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from bbgrap.shapemap import ShapeMap
 from bbgrap.tdl.language import ALL, Access, Constant, Description, Index, Subscript, operand
-from bbgrap.tdl.operators.common import broadcast, but, output_indices, wholes, with_whole_axes
-from bbgrap.tdl.rule import OperatorRule, Site, register
+from bbgrap.tdl.operators.common import Reads, broadcast, but, cropped, output_indices, spatial_interval, wholes, with_whole_axes
+from bbgrap.tdl.rule import LocalNode, OperatorRule, Site, register, same_node
 
 MICROSOFT = "com.microsoft"
 
@@ -55,6 +56,27 @@ def describe_skip_normalization(site: Site) -> Description | None:
     return None if found is None else replace(found, extra=further)
 
 
+def describe_gated_normalization(site: Site) -> Description | None:
+    """out[..., e] = x[..., e] / root of the mean square of e's group * scale * gate[..., e] activated; groups are as long as the scale."""
+    out, size = output_indices(site), site.shape(1)[0]
+    last = len(out) - 1
+    if out[last].extent == size:
+        return with_whole_axes("normalize", out, [operand(k)[but(out, {last})] for k in (0, 2)] + wholes(site, (1,)), {last})
+    place = (*out[:last], out[last] // size * size + Index("r", size))
+    return with_whole_axes("normalize", out, [operand(0)[place], operand(2)[place], *wholes(site, (1,))], ())
+
+
+def localize_gated_normalization(site: Site, region: ShapeMap, reads: Reads) -> tuple[LocalNode, ...]:
+    """Normalise the groups that the tile touches, then crop."""
+    size, last = site.shape(1)[0], len(region.shape) - 1
+    nodes = same_node(site, region, reads)
+    if region.shape[last] == site.output_shape[last]:
+        return nodes
+    own = spatial_interval(site, region, last)
+    first, end = own.start // size, -(-own.stop // size)
+    return cropped(nodes, region, {last: (own.start - first * size, (end - first) * size)})
+
+
 def describe_instance_normalization(site: Site) -> Description | None:
     """out[n, c, s...] = normalised x[n, c, :...] * scale[c] + bias[c]; the map stays whole."""
     out = output_indices(site)
@@ -88,6 +110,7 @@ def describe_mean_variance(site: Site) -> Description | None:
 
 register(OperatorRule(describe_layer_normalization), "LayerNormalization", "RMSNormalization", "SimplifiedLayerNormalization")
 register(OperatorRule(describe_skip_normalization), "SkipLayerNormalization", "SkipSimplifiedLayerNormalization", domain=MICROSOFT)
+register(OperatorRule(describe_gated_normalization, localize_gated_normalization), "GatedRMSNorm", domain=MICROSOFT)
 register(OperatorRule(describe_instance_normalization), "InstanceNormalization")
 register(OperatorRule(describe_group_normalization), "GroupNormalization")
 register(OperatorRule(describe_lp_normalization), "LpNormalization")

@@ -13,7 +13,7 @@ from bbgrap.tdl.operators.convolutions import localize_conv
 from bbgrap.tdl.operators.quantized import localize_matmul_nbits
 from bbgrap.tdl.operators.reductions import reduced_axes
 from bbgrap.tdl.partial import WIDE_FLOATS, Part, PartialRule, register_partial
-from bbgrap.tdl.rule import ConstantOperand, Input, LocalNode, Result, Site, same_node
+from bbgrap.tdl.rule import ConstantOperand, Input, LocalNode, Result, Site, operands_of, same_node
 
 BIAS = 2
 """Operand of Conv and Gemm that counts once: it belongs to the first part."""
@@ -110,7 +110,7 @@ def gather_part(site: Site, region: ShapeMap, reads: Reads, part: Part) -> tuple
 
     An index that is not in the whole table is not in that of a part either, and onnxruntime refuses it.
     """
-    axis = site.integer("axis", 0) % len(site.shape(0))
+    axis = site.integer("axis", 0) % len(site.shape(0))  # of a table of few bits always the first one
     extent, start, size = site.shape(0)[axis], part.interval.start, len(part.interval)
     kinds = [kind.dtype.numpy for kind in site.inputs if kind is not None]
     zero, end, beyond = (ConstantOperand(np.array(value, kinds[1])) for value in (0, extent, size))
@@ -134,9 +134,9 @@ def gather_part(site: Site, region: ShapeMap, reads: Reads, part: Part) -> tuple
     looked_up = (
         LocalNode("Where", (Result(9), zero, beyond)),
         LocalNode("Where", (Result(6), Result(3), Result(10))),
-        LocalNode("Gather", (Input(0), Result(11)), {"axis": axis}),
+        LocalNode(site.node.op, (Input(0), Result(11), *operands_of(site, reads)[2:]), site.node.attributes, site.node.domain),
         LocalNode("Unsqueeze", (Result(6), integers(*range(-trailing, 0)))),
-        LocalNode("Where", (Result(13), Result(12), ConstantOperand(np.zeros((), kinds[0])))),
+        LocalNode("Where", (Result(13), Result(12), ConstantOperand(np.zeros((), site.outputs[0].dtype.numpy)))),
     )
     return (*wrapped, *in_part, *in_table, *looked_up)
 
@@ -157,6 +157,7 @@ register_partial(PartialRule(_inner, reduction_part), "FusedMatMul", domain="com
 register_partial(PartialRule(nbits_indices, nbits_part, nbits_unit), "MatMulNBits", domain="com.microsoft")
 register_partial(PartialRule(_contracted, reduction_part), "Einsum")
 register_partial(PartialRule(gather_indices, gather_part, is_exact=True), "Gather")
+register_partial(PartialRule(gather_indices, gather_part, is_exact=True), "GatherBlockQuantized", domain="com.microsoft")
 register_partial(PartialRule(_reduced_names, reduction_part), "ReduceMax", "ReduceMin")
 register_partial(PartialRule(_float_names, reduction_part), "ReduceSum")
 register_partial(PartialRule(_float_names, mean_part), "ReduceMean")

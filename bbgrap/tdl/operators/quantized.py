@@ -14,10 +14,12 @@ from bbgrap.tdl.operators.common import (
     Reads,
     broadcast,
     but,
+    cropped,
     described_concat,
     first_read,
     is_scalar,
     output_indices,
+    spatial_interval,
     whole,
     wholes,
     with_whole_axes,
@@ -112,22 +114,26 @@ def describe_qgemm(site: Site) -> Description | None:
     return Description(product.outputs, ScalarCall("scale", (product.body, *reads, *bias, *wholes(site, (1, 2, 7, 8)))))
 
 
-def _block_rows(site: Site, number: int, column: Index, block: IndexExpression, per_column: int) -> Access | None:
+COLUMNS = 4
+"""Of a product of few bits, computed together: its kernel rounds the last ones otherwise where fewer are left (measured on x86)."""
+
+
+def _block_rows(site: Site, number: int, column: IndexExpression, block: IndexExpression, per_column: int) -> Access | None:
     """Read what a MatMulNBits has for a block of a column, or `per_column` elements of a flat tensor; None for any other shape."""
-    shape = site.shape(number)
-    if len(shape) > 1 and shape[0] == column.extent:
+    shape, columns = site.shape(number), site.output_shape[-1]
+    if len(shape) > 1 and shape[0] == columns:
         return operand(number)[(column, block, *(ALL,) * (len(shape) - 2))]
-    if shape == (column.extent * per_column,):
+    if shape == (columns * per_column,):
         return operand(number)[(column * per_column + Index(f"q{number}", per_column),)]
     return None
 
 
 def describe_matmul_nbits(site: Site) -> Description | None:
-    """out[..., i, j] = Sum over k of a[..., i, k] * b[j, block(k), :], scaled by block: rows and columns split."""
+    """out[..., i, j] = Sum over k of a[..., i, k] * b[j, block(k), :], scaled by block: rows and columns split, these in fours."""
     out = output_indices(site)
     size, bits = site.integer("block_size", 1), site.integer("bits", 4)
     blocks = -(-site.integer("K", 1) // size)
-    column, k = out[-1], Index("k", site.shape(0)[-1])
+    column, k = out[-1] // COLUMNS * COLUMNS + Index("r", COLUMNS), Index("k", site.shape(0)[-1])
     found = [_block_rows(site, 1, column, k // size, prod(site.shape(1)[1:])), _block_rows(site, 2, column, k // size, blocks)]
     if site.has(3):
         each = 8 // bits if site.inputs[3] and site.inputs[3].dtype.itemsize == 1 else 1
@@ -141,9 +147,15 @@ def describe_matmul_nbits(site: Site) -> Description | None:
 
 
 def localize_matmul_nbits(site: Site, region: ShapeMap, reads: Reads) -> tuple[LocalNode, ...]:
-    """The same product with as many columns as the tile has."""
-    changed: dict[str, Attribute] = {**site.node.attributes, "N": region.shape[-1]}
-    return (LocalNode("MatMulNBits", operands_of(site, reads), changed, site.node.domain),)
+    """The same product with the fours of columns that the tile touches, then the tile's own."""
+    weights, last = reads[1], len(region.shape) - 1
+    assert weights is not None, "described, so its weights are read"
+    columns = weights.shape[0]
+    changed: dict[str, Attribute] = {**site.node.attributes, "N": columns}
+    product = LocalNode("MatMulNBits", operands_of(site, reads), changed, site.node.domain)
+    if columns == region.shape[last]:
+        return (product,)
+    return cropped((product,), region, {last: (spatial_interval(site, region, last).start % COLUMNS, columns)})
 
 
 def describe_qlinear_elementwise(site: Site) -> Description | None:

@@ -42,6 +42,7 @@ _STANDARD: dict[str, str] = {
     "Dropout": "removed on entry outside training; in training it draws random numbers",
     "ImageDecoder": "decodes a stream of bytes, of which every pixel needs all; onnxruntime has no kernel of it",
     "MaxUnpool": "its indices count through the whole tensor, over all images and channels, and may point anywhere",
+    "SwiGLU": "onnxruntime has no kernel of it",
     "Split": "replaced on entry by one Slice per output, which splits",
 }  # fmt: skip
 _MICROSOFT: dict[str, str] = {

@@ -45,6 +45,15 @@ def test_caches_are_as_long_as_all_words_whatever_is_inferred(inferred):
     assert caches == [(1, SIZES.key_heads, 9, SIZES.head)] * 2
 
 
+def test_a_cache_of_the_last_words_stays_as_long_as_it_was():
+    graph = llama("one", SIZES, sequence=2, past=7)
+    (node,) = (node for node in graph.nodes if node.op in CACHING)
+    rolling = replace(node, attributes={**node.attributes, "local_window_size": 4, "sliding_window_cache": 1})
+    first, *caches = cached_shapes(graph, rolling)
+    assert first == graph.types[node.outputs[0]].shape
+    assert caches == [(1, SIZES.key_heads, 7, SIZES.head)] * 2
+
+
 def test_an_attention_that_is_told_by_an_inputs_content_runs_whole(tmp_path):
     graph = llama("one", SIZES)
     flat = replace(graph.node_by_name["mask.shape"], op="Reshape", inputs=("mask.sums", "one"), outputs=("mask.flat",))

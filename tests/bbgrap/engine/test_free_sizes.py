@@ -1,6 +1,9 @@
 """Sizes that are the same for all shapes of a model's inputs, where onnx knows nothing of its operators."""
 
+import numpy as np
+import onnx
 import pytest
+from onnx import TensorProto, helper, numpy_helper
 
 from bbgrap.cluster import Cluster
 from bbgrap.engine.free_sizes import sizes_of_free
@@ -53,3 +56,27 @@ def test_parts_of_packed_queries_move_as_what_they_are_of(tmp_path):
     parts = [node.first_output for node in graph.nodes if node.op == "Slice"]
     assert len(parts) == 3
     assert {graph.moving[part] for part in parts} == {frozenset({0, 1})}
+
+
+def test_what_an_optimiser_names_anew_moves_as_what_it_is_made_of(tmp_path):
+    """onnxruntime multiplies before it transposes here, which makes a value that the file does not have."""
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["packed"]),
+        helper.make_node("Transpose", ["packed"], ["turned"], perm=[0, 2, 1]),
+        helper.make_node("Split", ["turned"], ["a", "b", "c"], axis=1, num_outputs=3),
+        helper.make_node("Mul", ["a", "b"], ["ab"]),
+        helper.make_node("CausalConvWithState", ["ab", "taps"], ["mixed", "last"], domain="com.microsoft"),
+        helper.make_node("Mul", ["mixed", "c"], ["chosen"]),
+        helper.make_node("Transpose", ["chosen"], ["y"], perm=[0, 2, 1]),
+    ]
+    shapes = {"x": (1, "words", 4), "y": (1, "words", 8), "last": (1, 8, 2)}
+    x, *made = (helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in shapes.items())
+    weights = [numpy_helper.from_array(np.ones(shape, np.float32), name) for name, shape in (("w", (4, 24)), ("taps", (8, 1, 3)))]
+    graph = helper.make_graph(nodes, "g", [x], made, weights)
+    opsets = [helper.make_opsetid("", 21), helper.make_opsetid("com.microsoft", 1)]
+    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=10), path := tmp_path / "m.onnx")
+    loaded = load_graph(path, {"x": (1, 5, 4)})
+    made = [node.first_output for node in loaded.nodes]
+    assert "Mul" in {loaded.producers[name].op for name in made if name not in sizes_of_free(read_model(path))}
+    for name in made:
+        assert loaded.moving.get(name, set()) == {axis for axis, size in enumerate(loaded.types[name].known_shape) if size == 5}, name

@@ -12,8 +12,8 @@ from bbgrap.session.state_pairs import initial_state, pairs_of
 HEADS, GROUPS, WIDTH = 4, 2, 24
 
 
-def layer(number, size, product="MatMul"):
-    """One attention over packed queries, and the product behind it, whose weight has HEADS * size rows."""
+def layer(number, size, product="MatMul", *, gated=False):
+    """One attention over packed queries, a gate if wanted, and the product behind it, whose weight has HEADS * size rows."""
     past, present = ([f"{side}.{number}.{part}" for part in ("key", "value")] for side in ("past_key_values", "present"))
     features = HEADS * size
     attention = helper.make_node(
@@ -24,13 +24,15 @@ def layer(number, size, product="MatMul"):
         num_heads=HEADS,
         kv_num_heads=GROUPS,
     )
+    answer = f"gated{number}" if gated else f"answer{number}"
+    gate = [helper.make_node("Mul", [f"answer{number}", f"answer{number}"], [answer])] if gated else []
     weight = helper.make_tensor(f"weight{number}", TensorProto.FLOAT, (features, WIDTH), np.zeros(features * WIDTH, np.float32))
     if product == "MatMul":
-        nodes = [attention, helper.make_node("MatMul", [f"answer{number}", weight.name], [f"y{number}"])]
+        nodes = [attention, *gate, helper.make_node("MatMul", [answer, weight.name], [f"y{number}"])]
     else:
-        inputs = [f"answer{number}", "bytes", "scales"]
+        inputs = [answer, "bytes", "scales"]
         attributes = {"K": features, "N": WIDTH, "bits": 4, "block_size": 16}
-        nodes = [attention, helper.make_node(product, inputs, [f"y{number}"], domain="com.microsoft", **attributes)]
+        nodes = [attention, *gate, helper.make_node(product, inputs, [f"y{number}"], domain="com.microsoft", **attributes)]
     inputs = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ("batch", GROUPS, "past", "E")) for name in past]
     inputs.append(helper.make_tensor_value_info(f"packed{number}", TensorProto.FLOAT, ("batch", "words", (HEADS + 2 * GROUPS) * size)))
     outputs = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ("batch", GROUPS, "total_words", "E")) for name in present]
@@ -48,9 +50,10 @@ def read(tmp_path, *layers):
     return read_model(path)
 
 
+@pytest.mark.parametrize("gated", [False, True])
 @pytest.mark.parametrize("product", ["MatMul", "MatMulNBits"])
-def test_the_product_behind_an_attention_tells_the_size_of_its_heads(tmp_path, product):
-    model = read(tmp_path, layer(0, 8, product), layer(1, 8, product))
+def test_the_product_behind_an_attention_tells_the_size_of_its_heads(tmp_path, product, gated):
+    model = read(tmp_path, layer(0, 8, product, gated=gated), layer(1, 8, product, gated=gated))
     shapes = {item.name: item.shape for item in (*model.inputs, *model.outputs)}
     assert shapes["past_key_values.1.value"] == ("batch", GROUPS, "past", 8)
     assert shapes["present.0.key"] == ("batch", GROUPS, "total_words", 8)

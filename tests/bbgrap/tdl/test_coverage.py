@@ -7,8 +7,8 @@ from bbgrap.tdl import described_operators
 from bbgrap.tdl.operators.undescribed import UNDESCRIBED, why_whole
 from tools.operators_page import PAGE, page
 
-NEWEST = {"": 26, "ai.onnx.ml": 5}
-"""The newest opsets that onnxruntime 1.31 runs without asking for leave."""
+NEWEST = {"": 28, "ai.onnx.ml": 5}
+"""The newest opsets that onnxruntime 1.32 runs without asking for leave."""
 
 
 def standard_operators():

@@ -46,6 +46,11 @@ CASES: dict[tuple[str, str], tuple[Shapes, tuple[int, ...], Mapping[str, Attribu
     ("", "GlobalAveragePool"): (((2, 3, 7, 5),), (2, 3, 1, 1), {}),
     ("", "Gather"): (((4, 9, 5), (2, 3)), (4, 2, 3, 5), {"axis": 1}),
     ("", "GlobalMaxPool"): (((2, 3, 7, 5),), (2, 3, 1, 1), {}),
+    ("com.microsoft", "GatherBlockQuantized"): (
+        ((9, 16), (2, 3), (9, 2), (9, 1)),
+        (2, 3, 32),
+        {"gather_axis": 0, "quantize_axis": 1, "block_size": 16, "bits": 4},
+    ),
 }
 
 
@@ -68,6 +73,12 @@ def graph_of(domain: str, op: str) -> Graph:
         types |= {name: weight.type for name, weight in weights.items()}
         names, inputs = ("i0", "i1", "i2", "i3", "", "i5"), ("i0",)
         del types["i4"]
+    if op == "GatherBlockQuantized":
+        random = np.random.default_rng(1)
+        weights = {f"i{k}": make_weight(f"i{k}", random.integers(0, 256, shapes[k]).astype(np.uint8)) for k in (0, 3)}
+        weights["i2"] = make_weight("i2", random.uniform(0.1, 0.2, shapes[2]).astype(np.float32))
+        types |= {name: weight.type for name, weight in weights.items()} | {"i1": TensorType(DType.INT64, shapes[1])}
+        inputs = ("i1",)
     if op == "Gather":
         weights["i0"] = make_weight("i0", np.random.default_rng(1).standard_normal(shapes[0]).astype(np.float32))
         types["i1"], inputs = TensorType(DType.INT64, shapes[1]), ("i1",)

@@ -186,7 +186,7 @@ def run_local(case: Case, local: LocalOp) -> list[Array]:
                     assert read is not None
                     assert array is not None
                     inputs.append(f"x{k}")
-                    feeds[f"x{k}"] = take(array, read)
+                    (constants if k in case.parameters else feeds)[f"x{k}"] = take(array, read)
                 case ConstantOperand(array):
                     inputs.append(f"c{number}.{position}")
                     constants[inputs[-1]] = array

@@ -1,0 +1,168 @@
+"""Random calls of what language models have beside attention: states of fixed size, experts, tables of few bits."""
+
+from collections.abc import Callable
+from functools import partial
+
+import numpy as np
+from hypothesis import strategies as st
+
+from bbgrap.graph.types import Array, Attribute
+from tests.bbgrap.tdl.layer_cases import MICROSOFT, floats
+from tests.bbgrap.tdl.verifier import Case
+from tests.bbgrap.tdl.window_cases import Draw, random_of
+
+in_domain = partial(Case, domain=MICROSOFT, exact=False, loose=None)
+
+
+@st.composite
+def _causal_convolution(draw: Draw, domain: str = "") -> Case:
+    """Channels first or, of onnxruntime, last, with and without a state that was."""
+    batch, channels, length = draw(st.tuples(*[st.integers(1, 4)] * 3))
+    taps, last = draw(st.integers(2, 4)), bool(domain) and draw(st.booleans())
+
+    def of(words: int) -> Array:
+        return floats(draw, batch, words, channels) if last else floats(draw, batch, channels, words)
+
+    operands = [of(length), floats(draw, channels, 1, taps), floats(draw, channels) if draw(st.booleans()) else None]
+    operands += [of(taps - 1)] if draw(st.booleans()) else []
+    while operands[-1] is None:
+        operands.pop()
+    attributes: dict[str, Attribute] = {"activation": draw(st.sampled_from(("silu", "none")))} | ({"channels_last": 1} if last else {})
+    return Case("CausalConvWithState", tuple(operands), attributes, opset=28, exact=False, loose=None, domain=domain, further=(1,))
+
+
+@st.composite
+def gate(draw: Draw) -> Case:
+    """Decays, with and without update rates."""
+    shape = draw(st.tuples(*[st.integers(1, 4)] * 3))
+    rate = (floats(draw, *shape),) if draw(st.booleans()) else ()
+    operands = (floats(draw, *shape), floats(draw, shape[2]), floats(draw, shape[2]), *rate)
+    return in_domain("LinearAttentionGate", operands, further=(1,) if rate else ())
+
+
+@st.composite
+def _linear_attention(draw: Draw, domain: str = "") -> Case:
+    """Every rule of update; heads of queries that share values, or, of onnxruntime, the other way round; decays of a head or an element."""
+    batch, words, groups = draw(st.tuples(*[st.integers(1, 3)] * 3))
+    shared = draw(st.integers(1, 3))
+    queries, values = (groups * shared, groups) if not domain or draw(st.booleans()) else (groups, groups * shared)
+    keys = draw(st.sampled_from((groups, values))) if values >= queries else values
+    of_key, of_value = draw(st.integers(1, 4)), draw(st.integers(1, 4))
+    rule = draw(st.sampled_from(("linear", "gated", "delta", "gated_delta")))
+    operands: list[Array | None] = [floats(draw, batch, words, heads * of_key) for heads in (queries, keys)]
+    operands.append(floats(draw, batch, words, values * of_value))
+    operands.append(floats(draw, batch, values, of_key, of_value) if draw(st.booleans()) else None)
+    each = draw(st.sampled_from((1, of_key)))
+    operands.append(-abs(floats(draw, batch, words, values * each)) if "gated" in rule else None)
+    operands.append(abs(floats(draw, batch, words, draw(st.sampled_from((1, values))))) if "delta" in rule else None)
+    while operands[-1] is None:
+        operands.pop()
+    attributes: dict[str, Attribute] = {"q_num_heads": queries, "kv_num_heads": values, "update_rule": rule}
+    return Case(
+        "LinearAttention", tuple(operands), attributes, opset=28, exact=False, loose=None, several_ranges=frozenset((0,)), domain=domain,
+        further=(1,),
+    )  # fmt: skip
+
+
+@st.composite
+def gated_norm(draw: Draw) -> Case:
+    """Norms of one group or several along the last axis."""
+    batch, words, groups, size = draw(st.tuples(*[st.integers(1, 4)] * 4))
+    operands = (floats(draw, batch, words, groups * size), floats(draw, size), floats(draw, batch, words, groups * size))
+    attributes: dict[str, Attribute] = {"activation": draw(st.sampled_from(("silu", "sigmoid"))), "epsilon": 1e-3}
+    return in_domain("GatedRMSNorm", operands, attributes, several_ranges=frozenset((0, 1)))
+
+
+@st.composite
+def gated_add(draw: Draw) -> Case:
+    """A sum of which one part has a factor in every row."""
+    batch, words, size = draw(st.tuples(*[st.integers(1, 4)] * 3))
+    return in_domain("GatedAdd", (floats(draw, batch, words, size), floats(draw, batch, words, size), floats(draw, batch, words, 1)))
+
+
+@st.composite
+def rotary_of_pictures(draw: Draw) -> Case:
+    """Three positions of a word, in sections or interleaved."""
+    batch, heads, length = draw(st.tuples(*[st.integers(1, 3)] * 3))
+    half, packed = 6, draw(st.booleans())
+    x = floats(draw, batch, length, heads * 2 * half) if packed else floats(draw, batch, heads, length, 2 * half)
+    operands = (x, random_of(draw).integers(0, 5, (3, batch, length)), *(floats(draw, 8, half) for _ in "cs"))
+    attributes: dict[str, Attribute] = {"mrope_section": (2, 2, 2), "mrope_layout": draw(st.integers(0, 1))}
+    if packed:
+        attributes |= {"num_heads": heads} | ({"rotary_embedding_dim": 2 * half} if draw(st.booleans()) else {})
+    several = frozenset((0, 1) if packed else range(4))
+    return in_domain("MRotaryEmbedding", operands, attributes, below={1: 5}, several_ranges=several)
+
+
+def _words(draw: Draw, size: int) -> tuple[Array, int]:
+    """Return words of one row or of several sequences, and how many they are."""
+    batch, length = draw(st.integers(1, 3)), draw(st.integers(1, 3))
+    shape = (batch * length, size) if draw(st.booleans()) else (batch, length, size)
+    return floats(draw, *shape), batch * length
+
+
+def _activation(draw: Draw) -> dict[str, Attribute]:
+    name = draw(st.sampled_from(("relu", "gelu", "silu", "swiglu")))
+    fused: dict[str, Attribute] = {"swiglu_fusion": 1, "activation_alpha": 1.0} if name == "swiglu" else {}
+    return {"activation_type": name, "normalize_routing_weights": draw(st.integers(0, 1)), **fused}
+
+
+@st.composite
+def experts(draw: Draw) -> Case:
+    """MoE of every activation, with and without biases."""
+    size, inner, count = draw(st.tuples(*[st.integers(1, 4)] * 3))
+    x, words = _words(draw, size)
+    attributes = _activation(draw) | {"k": draw(st.integers(1, count))}
+    first = inner * (1 + (attributes["activation_type"] == "swiglu"))
+    biases = (floats(draw, count, first), floats(draw, count, size)) if draw(st.booleans()) else (None, None)
+    operands = [x, floats(draw, words, count), floats(draw, count, first, size), biases[0], floats(draw, count, size, inner), biases[1]]
+    while operands[-1] is None:
+        operands.pop()
+    return in_domain("MoE", tuple(operands), attributes, parameters=frozenset(range(2, 6)))
+
+
+@st.composite
+def experts_of_few_bits(draw: Draw) -> Case:
+    """QMoE of 4 or 8 bits, with scales of a row."""
+    size, inner, count, bits = 32, 16, draw(st.integers(1, 3)), draw(st.sampled_from((4, 8)))
+    x, words = _words(draw, size)
+    random, packed = random_of(draw), 8 // bits
+    attributes = _activation(draw) | {"k": draw(st.integers(1, count)), "expert_weight_bits": bits}
+    first = inner * (1 + (attributes["activation_type"] == "swiglu"))
+    shapes = ((count, first, size), (count, size, inner))
+    weights = [random.integers(0, 256, (*shape[:2], shape[2] // packed)).astype(np.uint8) for shape in shapes]
+    scales = [random.uniform(0.01, 0.02, shape[:2]).astype(np.float32) for shape in shapes]
+    operands = (x, floats(draw, words, count), weights[0], scales[0], None, weights[1], scales[1])
+    return in_domain("QMoE", operands, attributes, parameters=frozenset((2, 3, 5, 6)))
+
+
+@st.composite
+def table_of_few_bits(draw: Draw) -> Case:
+    """GatherBlockQuantized of bytes, with and without zero points."""
+    rows, blocks, bits = draw(st.integers(1, 5)), draw(st.integers(1, 3)), draw(st.sampled_from((4, 8)))
+    size, random = 16, random_of(draw)
+    data = random.integers(0, 256, (rows, blocks * size * bits // 8)).astype(np.uint8)
+    indices = random.integers(-rows, rows, draw(st.sampled_from(((3,), (2, 3), ())))).astype(np.int64)
+    zeros = (random.integers(0, 256, (rows, -(-blocks * bits // 8))).astype(np.uint8),) if draw(st.booleans()) else ()
+    operands = (data, indices, random.uniform(0.5, 1, (rows, blocks)).astype(np.float32), *zeros)
+    attributes: dict[str, Attribute] = {"gather_axis": 0, "quantize_axis": 1, "block_size": size, "bits": bits}
+    return in_domain("GatherBlockQuantized", operands, attributes, parameters=frozenset((0, 2, 3)), below={1: rows})
+
+
+Cases = dict[str, Callable[[], st.SearchStrategy[Case]]]
+
+DECODERS: Cases = {
+    "CausalConvWithState": _causal_convolution,
+    "LinearAttention": _linear_attention,
+}
+MICROSOFT_DECODERS: Cases = {
+    "CausalConvWithState": partial(_causal_convolution, MICROSOFT),
+    "GatedAdd": gated_add,
+    "GatedRMSNorm": gated_norm,
+    "GatherBlockQuantized": table_of_few_bits,
+    "LinearAttention": partial(_linear_attention, MICROSOFT),
+    "LinearAttentionGate": gate,
+    "MRotaryEmbedding": rotary_of_pictures,
+    "MoE": experts,
+    "QMoE": experts_of_few_bits,
+}
