@@ -51,12 +51,14 @@ _Feed = dict[str, Array]
 class Decoder:
     """A model's inputs and outputs as a decoder's.
 
-    `words` [B, S] are the tokens of a request; `masks` [B, P + S] are ones, `places` [B, S] count from 0. `logits` [B, S, words].
+    `words` [B, S] are the tokens of a request; `masks` [B, P + S] are ones, `places` [B, S] or [3, B, S] count from 0;
+    `logits` [B, S, words].
     """
 
     words: str
     masks: tuple[str, ...]
-    places: tuple[str, ...]
+    places: Mapping[str, tuple[int, ...]]
+    """And the axes before those of words."""
     logits: str
     state: Mapping[str, str]
     empty: Mapping[str, Array]
@@ -75,26 +77,28 @@ class Decoder:
         given = list(kinds)
         made = [arg.name for arg in signature.outputs if arg.name not in state.values()]
         masks = tuple(name for name in given if "mask" in name)
-        places = tuple(name for name in given if "position" in name)
+        leading = {arg.name: tuple(size for size in arg.shape[:-2] if isinstance(size, int)) for arg in signature.inputs}
+        places = {name: leading[name] for name in given if "position" in name}
         words = [name for name in given if name not in (*masks, *places)]
         logits = [name for name in made if "logits" in name] or made
         if len(words) != 1 or len(logits) != 1 or kinds[words[0]] is not DType.INT64:
             expected = "one input of words (int64) besides masks and positions, and one output 'logits' besides the state"
             raise UsageError(f"tokens: expected a decoder with {expected}; got inputs {', '.join(given)}, outputs {', '.join(made)}")
-        empty = {arg.name: _empty(arg) for arg in signature.inputs if arg.name in state}
+        empty = {arg.name: _empty(arg, signature.windows) for arg in signature.inputs if arg.name in state}
         return cls(words[0], masks, places, logits[0], state, empty)
 
     def feed(self, words: Array, total: int) -> _Feed:
         """Return the inputs of a request whose last word is the `total`-th."""
         count = words.shape[1]
         found = {self.words: words} | dict.fromkeys(self.masks, np.ones((1, total), np.int64))
-        return found | dict.fromkeys(self.places, np.arange(total - count, total, dtype=np.int64)[None])
+        places = np.arange(total - count, total, dtype=np.int64)
+        return found | {name: np.broadcast_to(places, (*leading, 1, count)).copy() for name, leading in self.places.items()}
 
 
-def _empty(arg: NodeArg) -> Array:
-    """Return a state of one sequence and no word."""
-    sizes = [size if isinstance(size, int) else 1 if axis == 0 else 0 for axis, size in enumerate(arg.shape)]
-    return np.zeros(sizes, arg.dtype.numpy)
+def _empty(arg: NodeArg, windows: Mapping[str, int]) -> Array:
+    """Return a state of one sequence and no word; a cache that keeps the last ones only has room for these."""
+    free = [windows.get(str(size), int(axis == 0)) for axis, size in enumerate(arg.shape)]
+    return np.zeros([size if isinstance(size, int) else other for size, other in zip(arg.shape, free, strict=True)], arg.dtype.numpy)
 
 
 class PlainDecoder:

@@ -1,6 +1,6 @@
 """A decoder of mixed layers, as onnxruntime's tools for language models write those of today (Qwen3.5, LFM2, gpt-oss and their kin).
 
-input_ids, attention_mask                         the words of this step; 1 for every word so far
+input_ids, attention_mask, position_ids                the words of this step; 1 for every word so far; three places of each
 past.0.conv [1, C, 3], past.0.recurrent [1, H, E, E]   of the layer whose attention has a state of fixed size
 past_key_values.1.key, .value [1, 1, window, E]        of the layer that sees the last words only, whose cache rolls
 logits, and all of that as `present`
@@ -67,6 +67,11 @@ class _Hybrid:
     def windowed_attention(self, x: str) -> str:
         """Attention to the last words, gated; the size of its heads is told by the product behind it alone."""
         rows = [self.product(x, f"{name}.1", WIDTH, heads * SIZE) for name, heads in (("q", HEADS), ("k", 1), ("v", 1))]
+        angles = np.outer(np.arange(64), 1 / 10 ** np.arange(SIZE // 2))
+        self.weights |= {"cosines": np.cos(angles).astype(np.float32), "sines": np.sin(angles).astype(np.float32)}
+        for place, heads in enumerate((HEADS, 1)):
+            inputs, sections = [rows[place], "position_ids", "cosines", "sines"], {"mrope_section": [2, 1, 1], "num_heads": heads}
+            rows[place] = self.node("MRotaryEmbedding", inputs, f"{rows[place]}.turned", own=True, mrope_layout=1, **sections)
         counted = self.node("ReduceSum", ["attention_mask", self.numbers("one", 1)], "mask.sums")
         last = self.node("Sub", [counted, "one"], "mask.last")
         self.node("Cast", [last], "lengths", to=TensorProto.INT32)
@@ -103,6 +108,7 @@ class _Hybrid:
         given = [
             helper.make_tensor_value_info("input_ids", TensorProto.INT64, [1, "words"]),
             helper.make_tensor_value_info("attention_mask", TensorProto.INT64, [1, "total"]),
+            helper.make_tensor_value_info("position_ids", TensorProto.INT64, [3, 1, "words"]),
         ]
         state = {
             "0.conv": [1, CHANNELS, 3],

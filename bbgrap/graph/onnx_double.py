@@ -14,7 +14,8 @@ import numpy as np
 import onnx
 from onnx import AttributeProto, NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
-from bbgrap.graph.onnx_read import OnnxModel, array_of, is_external
+from bbgrap.graph.onnx_external import is_external
+from bbgrap.graph.onnx_read import OnnxModel, array_of
 from bbgrap.graph.onnx_tidy import bodies_of, copy_of, graphs_of, reads_of
 from bbgrap.graph.types import Array
 

@@ -14,7 +14,8 @@ import onnx.shape_inference
 from onnx import helper
 
 from bbgrap.errors import ModelError
-from bbgrap.graph.onnx_read import BROKEN, is_external
+from bbgrap.graph.onnx_external import is_external
+from bbgrap.graph.onnx_read import BROKEN
 from bbgrap.graph.onnx_tidy import serialized
 
 ELEMENTWISE = (

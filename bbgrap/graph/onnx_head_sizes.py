@@ -1,8 +1,9 @@
-"""The elements of a head in a decoder's caches, where the file calls them by a symbol. One of the files that import onnx.
+"""Sizes of a decoder's caches that its file calls by a symbol, and that its nodes tell. One of the files that import onnx.
 
     cache [B, G, P, E],  H heads  ──►  answer [.., H * E], gated or not  ──►  product with a weight [H * E, ..]
 
-Writers of decoders for onnxruntime call E `kv_cache_dim`, as if it were free. It is not: the product behind the attention tells it.
+Writers of decoders for onnxruntime call E, the elements of a head, `kv_cache_dim`, as if it were free. It is not: the product behind the
+attention tells it. P is free, but where a cache keeps the last words only, there is room for these at least.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
     from onnx import GraphProto, NodeProto
 
 _CACHING = ("com.microsoft", "GroupQueryAttention")
-_PAST, _AXIS = (3, 4), 3
+_PAST, _WORDS, _AXIS = (3, 4), 2, 3
 _GATING = frozenset({"Cast", "Mul"})
 
 
@@ -31,6 +32,19 @@ def tell_head_sizes(graph: GraphProto) -> None:
         for dim in value.type.tensor_type.shape.dim:
             if len(sizes := told.get(dim.dim_param, set())) == 1:
                 (dim.dim_value,) = sizes
+
+
+def rolling_windows(graph: GraphProto) -> dict[str, int]:
+    """Return the symbols of the lengths of caches that keep the last words only, and how many words these are."""
+    declared = {value.name: value.type.tensor_type.shape.dim for value in graph.input}
+    found: dict[str, int] = {}
+    for node in graph.node:
+        told = {attribute.name: attribute.i for attribute in node.attribute}
+        if (node.domain, node.op_type) == _CACHING and told.get("sliding_window_cache"):
+            for dims in (declared.get(name, ()) for name in node.input[_PAST[0] : _PAST[1] + 1]):
+                if len(dims) > _WORDS and (symbol := dims[_WORDS].dim_param):
+                    found[symbol] = max(found.get(symbol, 0), told.get("local_window_size", 0))
+    return found
 
 
 def _sizes(graph: GraphProto) -> Iterator[tuple[NodeProto, int]]:

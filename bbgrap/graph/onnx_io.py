@@ -23,17 +23,10 @@ from onnx import AttributeProto, GraphProto, NodeProto
 from bbgrap.errors import ModelError
 from bbgrap.graph.lower import lower, trimmed, unique_name
 from bbgrap.graph.onnx_computed import infer
+from bbgrap.graph.onnx_external import is_external
 from bbgrap.graph.onnx_limits import dtype_of
 from bbgrap.graph.onnx_opset import normalize_opset
-from bbgrap.graph.onnx_read import (
-    ModelInput,
-    OnnxModel,
-    array_of,
-    as_model_error,
-    is_external,
-    parse_model,
-    read_model,
-)
+from bbgrap.graph.onnx_read import ModelInput, OnnxModel, array_of, as_model_error, parse_model, read_model
 from bbgrap.graph.onnx_shapes import with_input_shapes
 from bbgrap.graph.onnx_tidy import bodies_of, captured_by, copy_of, graphs_of, refill, standard_domain
 from bbgrap.graph.onnx_types import UNKNOWN, declare, type_of

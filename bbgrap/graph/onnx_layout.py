@@ -23,8 +23,9 @@ from onnx import NodeProto, numpy_helper
 
 from bbgrap.errors import ModelError
 from bbgrap.graph.onnx_crops import PooledCrop, map_shapes, pools_to_crops, slice_bounds
+from bbgrap.graph.onnx_external import is_external
 from bbgrap.graph.onnx_forms import free_form
-from bbgrap.graph.onnx_read import OnnxModel, is_external
+from bbgrap.graph.onnx_read import OnnxModel
 from bbgrap.graph.onnx_tidy import copy_of, graphs_of, refill, serialized
 from bbgrap.graph.types import Array
 

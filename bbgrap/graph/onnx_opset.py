@@ -15,8 +15,9 @@ import numpy as np
 import onnx
 from onnx import GraphProto, NodeProto, helper, numpy_helper
 
+from bbgrap.graph.onnx_external import is_external
 from bbgrap.graph.onnx_infer import ends_who_infers
-from bbgrap.graph.onnx_read import LEAST_IR_VERSION, OnnxModel, array_of, describe, is_external
+from bbgrap.graph.onnx_read import LEAST_IR_VERSION, OnnxModel, array_of, describe
 from bbgrap.graph.onnx_tidy import bodies_of, graphs_of, refill, standard_domain
 from bbgrap.graph.types import Array
 

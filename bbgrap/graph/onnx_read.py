@@ -1,15 +1,14 @@
 """From an ONNX file to a handle.
 
-Laws: nothing outside the directory of the model file, or of what that is a link to, is ever opened; a large weight is taken out of the
-protobuf when the file is read and kept beside it as an array, so that every later step copies kilobytes. What onnxruntime runs is not
-refused: what the ONNX checker says against a file, `checker_fault` tells who asks. One of the files that import onnx (see `onnx_io`).
+Laws: a large weight is taken out of the protobuf when the file is read and kept beside it as an array, so that every later step copies
+kilobytes. What onnxruntime runs is not refused: what the ONNX checker says against a file, `checker_fault` tells who asks. One of the
+files that import onnx (see `onnx_io`).
 """
 
 from __future__ import annotations
 
 import os
 import stat
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -25,14 +24,14 @@ from onnx import TensorProto, numpy_helper
 
 from bbgrap.errors import ModelError
 from bbgrap.graph.onnx_computed import check_computed
-from bbgrap.graph.onnx_head_sizes import tell_head_sizes
+from bbgrap.graph.onnx_external import check_external_files, inner_tensors, is_external, load_external, mapped_external
+from bbgrap.graph.onnx_head_sizes import rolling_windows, tell_head_sizes
 from bbgrap.graph.onnx_infer import infer_shapes
-from bbgrap.graph.onnx_limits import MAX_FILE_BYTES, attribute_tensors, check_limits, check_nodes, check_shared, dtype_of, sparse_tensors
+from bbgrap.graph.onnx_limits import MAX_FILE_BYTES, check_limits, check_nodes, dtype_of
 from bbgrap.graph.onnx_tidy import (
     copy_of,
     drop_unread,
     free_sizes_below_zero,
-    graph_of,
     graphs_of,
     inlined,
     make_dense,
@@ -116,6 +115,11 @@ class OnnxModel:
         return {node.name: place for place, node in enumerate(self.proto.graph.node) if node.name}
 
     @property
+    def windows(self) -> Mapping[str, int]:
+        """Symbols of the lengths of caches that keep the last words only, and how many words these are."""
+        return rolling_windows(self.proto.graph)
+
+    @property
     def operators(self) -> frozenset[tuple[str, str]]:
         """Domain and type of every operator in the model, those in the bodies of control flow included."""
         return frozenset((standard_domain(n.domain), n.op_type) for g in graphs_of(self.proto.graph) for n in g.node)
@@ -141,7 +145,7 @@ def read_model(path: Path) -> OnnxModel:
     _check_versions(path, proto)
     try:
         check_limits(proto)
-        files = _check_external_files(path, proto)
+        files = check_external_files(path, proto)
     except ModelError as error:
         raise ModelError(f"model '{path}': {error}") from None
     try:
@@ -230,11 +234,6 @@ def detach(tensor: TensorProto, nbytes: int, offset: int = 0, location: str = "w
         entry.key, entry.value = key, value
 
 
-def is_external(tensor: TensorProto) -> bool:
-    """Whether the bytes of a tensor are outside the protobuf."""
-    return tensor.data_location == TensorProto.EXTERNAL
-
-
 def is_large(tensor: TensorProto) -> bool:
     """Whether a tensor is taken out of the protobuf: it has more than `INLINE_BYTES`, and numpy has such numbers."""
     dtype = dtype_of(tensor.data_type)
@@ -242,10 +241,10 @@ def is_large(tensor: TensorProto) -> bool:
 
 
 def _handle(name: str, proto: onnx.ModelProto, path: Path) -> OnnxModel:
-    for tensor in _inner_tensors(proto.graph):
-        _load(tensor, path)
+    for tensor in inner_tensors(proto.graph):
+        load_external(tensor, path)
     for graph in graphs_of(proto.graph):
-        make_dense(graph, partial(_load, path=path))
+        make_dense(graph, partial(load_external, path=path))
         sort_nodes(graph)
         free_sizes_below_zero(graph)
     name_standard_domain(proto)
@@ -254,10 +253,10 @@ def _handle(name: str, proto: onnx.ModelProto, path: Path) -> OnnxModel:
     weights: dict[str, Array] = {}
     for tensor in proto.graph.initializer:
         if is_large(tensor):
-            weights[tensor.name] = _mapped(tensor, path) if is_external(tensor) else array_of(tensor)
+            weights[tensor.name] = mapped_external(tensor, path) if is_external(tensor) else array_of(tensor)
             detach(tensor, weights[tensor.name].nbytes)
         else:
-            _load(tensor, path)
+            load_external(tensor, path)
     proto.ir_version = max(proto.ir_version, LEAST_IR_VERSION)
     constants = {tensor.name for tensor in proto.graph.initializer}
     overridable = tuple(_declared(value) for value in proto.graph.input if value.name in constants)
@@ -288,18 +287,6 @@ def _with_inferred(proto: onnx.ModelProto, outputs: tuple[ModelInput, ...]) -> t
                 dim.ClearField("dim_param")  # invented: onnxruntime says that it is unknown
     found = {value.name: _declared(value) for value in inferred.graph.output}
     return tuple(found[item.name] if item.name in bare else item for item in outputs)
-
-
-def _load(tensor: TensorProto, path: Path) -> None:
-    if not is_external(tensor):
-        return
-    file, offset, length = _location(tensor, path)
-    with file.open("rb") as stream:
-        stream.seek(offset)
-        content = stream.read(length) if length else stream.read()
-    del tensor.external_data[:]
-    tensor.data_location = TensorProto.DEFAULT
-    tensor.raw_data = content
 
 
 def describe(name: str, proto: onnx.ModelProto, weights: Mapping[str, Array]) -> OnnxModel:
@@ -345,94 +332,6 @@ def _check_versions(path: Path, proto: onnx.ModelProto) -> None:
         raise ModelError(f"model '{path}': IR version {proto.ir_version}; onnx {onnx.__version__} reads up to {onnx.IR_VERSION}")
     if opset > newest:
         raise ModelError(f"model '{path}': opset {opset}; onnx {onnx.__version__} knows up to {newest}")
-
-
-def _check_external_files(path: Path, proto: onnx.ModelProto) -> tuple[str, ...]:
-    """Refuse weights that are kept outside the model's directory, before anything opens them; return the files, sorted."""
-    files: set[str] = set()
-    graphs = (proto.graph, *map(graph_of, proto.functions))
-    tensors = [t for graph in graphs for t in (*graph.initializer, *_inner_tensors(graph), *_sparse_parts(graph))]
-    used: Counter[str] = Counter()
-    sizes: dict[str, int] = {}  # a file is looked at once, however many weights are in it
-    for tensor in filter(is_external, tensors):
-        location, offset, length = _place(tensor)
-        if location not in sizes:
-            file = _file_at(location, path, f"weight '{tensor.name}'")
-            if file.samefile(path):
-                raise ModelError(f"weight '{tensor.name}': its file '{file.name}' is the model itself: refused")
-            sizes[location] = file.stat().st_size
-            files.add(str(file.relative_to(path.parent)))
-        if sizes[location] < offset + length:
-            raise ModelError(f"weight '{tensor.name}' reaches beyond the end of '{location}': it is cut short")
-        used[location] += length
-    check_shared((location, taken, sizes[location]) for location, taken in used.items())
-    return tuple(sorted(files))
-
-
-def _location(tensor: TensorProto, path: Path) -> tuple[Path, int, int]:
-    """Return the file that holds a tensor, and offset and length in it, in bytes; length 0: up to its end."""
-    location, offset, length = _place(tensor)
-    return _file_at(location, path, f"weight '{tensor.name}'"), offset, length
-
-
-def _place(tensor: TensorProto) -> tuple[str, int, int]:
-    """Return what a tensor says of where it is: location, offset and length in bytes, 0 where it does not say how long."""
-    entries = {entry.key: entry.value for entry in tensor.external_data}
-    location = entries.get("location", "")
-    try:
-        offset, length = int(entries.get("offset", 0)), int(entries.get("length", 0))
-    except ValueError:
-        offset = length = -1
-    if offset < 0 or length < 0:
-        raise ModelError(f"weight '{tensor.name}': its file '{location[:200]}': offset and length must be whole numbers")
-    taken = prod(tensor.dims) * dtype_of(tensor.data_type).itemsize
-    if length and taken and length != taken:
-        raise ModelError(f"weight '{tensor.name}': its shape {list(tensor.dims)} takes {taken} bytes, but it has {length} in '{location}'")
-    return location, offset, length or taken
-
-
-def _file_at(location: str, path: Path, who: str) -> Path:
-    """Return the file beside the model at `path` that has a name; it is there, and inside the directory.
-
-    Links may also lead to where the model's own leads: Hugging Face's caches have all files as links into one folder.
-    """
-    who = f"{who}: its file '{location[:200]}'"
-    relative = Path(location)
-    if relative.is_absolute() or ".." in relative.parts or not relative.parts:
-        raise ModelError(f"{who} is not a path inside the model's directory: refused")
-    file = path.parent / relative
-    try:
-        real, folders = file.resolve(), (path.parent.resolve(), path.resolve().parent)
-        inside, there = any(map(real.is_relative_to, folders)), file.is_file()
-    except (OSError, ValueError, RuntimeError) as error:  # too long, with a zero byte, or links in a circle
-        raise ModelError(f"{who} has no name that a file can have: {getattr(error, 'strerror', None) or error}") from None
-    if not inside:
-        raise ModelError(f"{who} is a link that leads out of the model's directory: refused; put the file itself there")
-    if not there:
-        raise ModelError(f"{who} is missing; it must lie beside the model")
-    return file
-
-
-def _mapped(tensor: TensorProto, path: Path) -> Array:
-    file, offset, _ = _location(tensor, path)
-    dtype = dtype_of(tensor.data_type).numpy.newbyteorder("<")
-    array: Array = np.memmap(file, dtype, "r", offset, tuple(tensor.dims)).view(np.ndarray)
-    return array if array.flags.aligned else array.copy()
-
-
-def _inner_tensors(graph: onnx.GraphProto) -> Iterator[TensorProto]:
-    """Yield the tensors of all attributes, and the initializers of the graphs inside this one."""
-    for body in graphs_of(graph):
-        if body is not graph:
-            yield from body.initializer
-        yield from attribute_tensors(body)
-
-
-def _sparse_parts(graph: onnx.GraphProto) -> Iterator[TensorProto]:
-    """Yield the tensors that sparse weights consist of."""
-    for body in graphs_of(graph):
-        for sparse in sparse_tensors(body):
-            yield from (sparse.values, sparse.indices)
 
 
 def _first_line(error: Exception) -> str:

@@ -14,7 +14,8 @@ from onnx import numpy_helper
 
 from bbgrap.errors import InputError
 from bbgrap.graph.onnx_computed import check_computed
-from bbgrap.graph.onnx_read import ModelInput, OnnxModel, array_of, describe, is_external
+from bbgrap.graph.onnx_external import is_external
+from bbgrap.graph.onnx_read import ModelInput, OnnxModel, array_of, describe
 from bbgrap.graph.onnx_tidy import copy_of, forget_shapes, graphs_of, refill, serialized
 from bbgrap.graph.types import Array, DType
 

@@ -98,12 +98,14 @@ class Signature:
     """Weights instead of which a caller may give others."""
     defaults: Mapping[str, Array] = field(default_factory=dict, compare=False)
     """What state is before the first request, if the file says it."""
+    windows: Mapping[str, int] = field(default_factory=dict, compare=False)
+    """Symbols of the lengths of caches that keep the last words only, and for how many words they have room at least."""
 
     @classmethod
     def of(cls, model: OnnxModel) -> Signature:
         """Return the signature of a model."""
         inputs, outputs, overridable = (tuple(map(NodeArg.of, side)) for side in (model.inputs, model.outputs, model.overridable))
-        return cls(inputs, outputs, overridable)
+        return cls(inputs, outputs, overridable, windows=model.windows)
 
     def overriding(self, names: Collection[str]) -> Signature:
         """Return the signature of the model of which weights of these names are inputs, after all others."""

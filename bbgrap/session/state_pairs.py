@@ -120,7 +120,7 @@ def initial_state(
 ) -> dict[str, Array]:
     """Return the state before a first request with this feed: what is given, else what the file says, else zeros or nothing.
 
-    Along an axis that grows there is nothing.
+    Along an axis that grows there is nothing; a cache that keeps the last words only has room for these.
 
     Raises:
         UsageError: if what is given is no state, or a size cannot be known.
@@ -128,7 +128,7 @@ def initial_state(
     inputs, outputs = ({arg.name: arg for arg in side} for side in (signature.inputs, signature.outputs))
     if unknown := initial.keys() - {name for name, _ in pairs}:
         raise UsageError(f"initial: {', '.join(sorted(unknown))} is no state; the state is {', '.join(name for name, _ in pairs)}")
-    sizes: dict[str, int] = {}
+    sizes = dict(signature.windows)
     for arg in signature.inputs:
         if arg.name in feed and arg.has_rank and not arg.is_packed:
             sizes.update({d: n for d, n in zip(arg.shape, np.shape(feed[arg.name]), strict=False) if isinstance(d, str)})
@@ -145,7 +145,7 @@ def planned_shapes(pairs: Sequence[tuple[str, str]], signature: Signature, shape
     fixed: set[int | str | None] = set()
     for name, output in pairs:
         for axis, (before, after) in enumerate(zip(inputs[name].shape, outputs[output].shape, strict=False)):
-            if before != after and not isinstance(before, int) and before not in told:
+            if before != after and not isinstance(before, int) and before not in told and before not in signature.windows:
                 growing[name].add(axis)
             else:
                 fixed.add(before)

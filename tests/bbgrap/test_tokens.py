@@ -6,6 +6,7 @@ from bbgrap.errors import ModelError, UsageError
 from bbgrap.planners.options import PlanOptions
 from bbgrap.tokens import measure_tokens
 from bbgrap.zoo import materialize
+from tests.hybrid_models import hybrid
 from tests.known_agents import known_cluster
 
 TRIES = 3
@@ -36,6 +37,15 @@ def test_a_decoder_writes_what_plain_onnxruntime_does(empty_pair, top):
     assert max(result["weight_bytes"].values()) < 0.55 * materialize("tiny-decoder").stat().st_size
     assert (result["top"], result["bytes_answered"]) == (top, 12 * top or 4 * 1000)
     assert result["tokens_per_s"] > 0 < report["single_node"]["tokens_per_s"]
+
+
+@pytest.mark.cluster
+def test_places_of_pictures_and_caches_of_the_last_words_are_understood(empty_pair, tmp_path):
+    (tmp_path / "hybrid.onnx").write_bytes(hybrid())
+    report = measure_tokens(tmp_path / "hybrid.onnx", empty_pair.connection, [PlanOptions("tensor-parallel")], tokens=12, prompt=5)
+    (result,) = report["results"]
+    assert result["verified"]
+    assert result["nodes_used"] == ["agent0", "agent1"]
 
 
 @pytest.mark.cluster

@@ -21,7 +21,8 @@ def test_a_prompt_and_words_after_it(pair, tmp_path):
     with session.sequence(begin()) as sequence:
         for number in range(FURTHER):
             total += words.shape[1]
-            feed = {"input_ids": words, "attention_mask": np.ones((1, total), np.int64)}
+            places = np.broadcast_to(np.arange(total - words.shape[1], total), (3, 1, words.shape[1])).copy()
+            feed = {"input_ids": words, "attention_mask": np.ones((1, total), np.int64), "position_ids": places}
             (logits,), timeline = sequence.run_recorded(["logits"], feed)
             assert timeline is not None, number
             (want,) = alone.run(feed)

@@ -8,6 +8,7 @@ from onnx import TensorProto, helper
 from bbgrap.graph.onnx_read import read_model
 from bbgrap.session.signature import Signature
 from bbgrap.session.state_pairs import initial_state, pairs_of
+from tests.hybrid_models import WINDOW, begin, hybrid
 
 HEADS, GROUPS, WIDTH = 4, 2, 24
 
@@ -71,3 +72,13 @@ def test_a_sequence_begins_with_an_empty_cache_of_that_size(tmp_path):
 def test_layers_that_disagree_leave_the_symbol(tmp_path):
     model = read(tmp_path, layer(0, 8), layer(1, 16))
     assert {item.shape[3] for item in model.inputs if item.name.startswith("past")} == {"E"}
+
+
+def test_a_cache_of_the_last_words_begins_with_room_for_them(tmp_path):
+    (tmp_path / "hybrid.onnx").write_bytes(hybrid())
+    model = read_model(tmp_path / "hybrid.onnx")
+    assert model.windows == {"rolling": WINDOW}
+    signature = Signature.of(model)
+    pairs = pairs_of("auto", signature, "hybrid")
+    state = initial_state(pairs, signature, {"input_ids": np.zeros((1, 5), np.int64)}, {})
+    assert {name: array.shape for name, array in state.items()} == {name: array.shape for name, array in begin(WINDOW).items()}
