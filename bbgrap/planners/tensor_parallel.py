@@ -35,6 +35,7 @@ from bbgrap.planners.shares import split_by_shares
 from bbgrap.shapemap import Interval, IntervalSet, ShapeMap, covers
 from bbgrap.tdl import Description, Descriptions, Part, can_make, granularity, input_regions
 from bbgrap.tdl.language import Index
+from bbgrap.tdl.work import LOOKUPS
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +170,7 @@ class _TensorParallel:
         layer = layer_of(self.graph, node, description, None)
         if layer is None:
             return None
-        if node.op == "Gather":
+        if node.op in LOOKUPS:
             table = self.graph.weights[node.inputs[0]]
             is_worth_it = table.type.nbytes >= HEAVY_WEIGHT_BYTES or len(self.graph.consumers[table.name]) > 1
             return _Closing(self._new(), layer.inner) if is_worth_it and layer.inner is not None else None
@@ -254,7 +255,7 @@ class _TensorParallel:
 
     def _as_shared(self, node: Node, role: _Closing) -> tuple[Interval, ...]:
         """Return how a product that shares a table of words is cut, so that nodes hold no word twice; nothing if there is none."""
-        for reader in self.graph.consumers.get(node.inputs[0], ()) if node.op == "Gather" else ():
+        for reader in self.graph.consumers.get(node.inputs[0], ()) if node.op in LOOKUPS else ():
             other, description = self.roles.get(reader.name), self.descriptions[reader.name]
             if isinstance(other, _Inside) and description is not None and description.shape[other.axis] == role.over.extent:
                 held = {tile.device: tile.region.axes[other.axis] for tile in self.found[reader.name]}

@@ -57,7 +57,7 @@ class WorkCounter:
         description = self._descriptions[node.name]
         operations = operations_of(node, description, writes[0], reduction)
         sizes = [0 if read is None or not bytes_ else read.size * bytes_ for read, bytes_ in zip(reads, site.bytes_read, strict=False)]
-        if node.op in _LOOKUPS:  # of a table only what is looked up is read
+        if node.op in LOOKUPS:  # of a table only what is looked up is read
             sizes[0] = min(sizes[0], writes[0].size * site.bytes_made[0])
         if node.op in RECURRENT:  # every step reads the weights of the one before
             sizes[_STATE_WEIGHTS] *= reads[0].shape[0] if reads[0] is not None else 1
@@ -99,7 +99,7 @@ def operations_of(node: Node, description: Description | None, region: ShapeMap,
     A lookup in a table has none, though it is described as a sum. Of the steps of a transposed convolution only every stride-th one
     meets an element.
     """
-    if description is None or node.op in _LOOKUPS:
+    if description is None or node.op in LOOKUPS:
         return 0
     found = flops(description, region, reduction)
     strides = node.attributes.get("strides", ()) if node.op == "ConvTranspose" else ()
@@ -137,7 +137,8 @@ def _is_in_place(graph: Graph, node: Node, name: str) -> bool:
     return node.op == "Add" and producer is not None and name == first and len(graph.consumers.get(name, ())) == 1
 
 
-_LOOKUPS = frozenset({"Gather", "GatherBlockQuantized"})
+LOOKUPS = frozenset({"Gather", "GatherBlockQuantized"})
+"""Operators that look rows of a table up."""
 _STATE_WEIGHTS = 2
 """Which operand of a recurrent layer has the weights that meet its state."""
 _ACTIVATIONS = frozenset({"Relu", "LeakyRelu", "Clip", "Sigmoid", "Tanh", "HardSigmoid"})
