@@ -23,24 +23,23 @@ QUERY, KEY, VALUE, PAST, DECAY, RATE = range(6)
 
 
 def describe_causal_convolution(site: Site) -> Description | None:
-    """out[n, c, s...] = Sum over k of weight[c, 0, k] * (past, and behind it x)[n, c, s - k...]; the last words of it are the state.
+    """out[n, c, s] = Sum over k of weight[c, 0, k] * (past, and behind it x)[n, c, s - k]; the last words of it are the state.
 
     None where channels are last and lie along several axes.
     """
     out = output_indices(site)
     last = bool(site.integer("channels_last", 0))
-    if not site.node.outputs[0] or (last and len(out) != 3):
+    if not site.node.outputs[0] or len(out) != 3:
         return None
     channel = 2 if last else 1
     c, fixed = out[channel], set(range(1, len(out))) - {channel}
     place = tuple(ALL if axis in fixed else index for axis, index in enumerate(out))
-    window: tuple[Subscript, ...] = (ALL,) if site.integer("state_window", 0) else ()
-    reads = [operand(0)[place], operand(1)[(c, *(ALL,) * (len(site.shape(1)) - 1))]]
+    reads = [operand(0)[place], operand(1)[c, ALL, ALL]]
     reads += [operand(2)[(c,)]] if site.has(2) else []
-    reads += [operand(3)[(*window, *place)]] if site.has(3) else []
+    reads += [operand(3)[place]] if site.has(3) else []
     taps = 2 * site.shape(1)[-1]
     found = with_whole_axes("convolution", out, reads, fixed, OPAQUE_FLOPS + taps)
-    return None if found is None else replace(found, extra=((*window, *place),) * (len(site.outputs) - 1))
+    return None if found is None else replace(found, extra=(place,) * (len(site.outputs) - 1))
 
 
 def describe_gate(site: Site) -> Description | None:
@@ -84,9 +83,7 @@ def describe_linear_attention(site: Site) -> Description | None:
         elements = site.shape(number)[2]
         return operand(number)[(out[0], ALL, ALL if elements == 1 else of_group(elements))]
 
-    window: tuple[Subscript, ...] = (ALL,) if site.integer("state_window", 0) else ()
-    heads = site.integer("kv_num_heads", 1)
-    state: tuple[Subscript, ...] = (*window, out[0], of_group(heads), ALL, ALL)
+    state: tuple[Subscript, ...] = (out[0], of_group(site.integer("kv_num_heads", 1)), ALL, ALL)
     reads = [rows(number) for number in (QUERY, KEY, VALUE, DECAY, RATE) if site.has(number)]
     reads += [operand(PAST)[state]] if site.has(PAST) else []
     features = site.shape(QUERY)[2] // site.integer("q_num_heads", 1)

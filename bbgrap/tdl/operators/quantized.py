@@ -9,6 +9,7 @@ from math import prod
 
 from bbgrap.graph.types import Attribute
 from bbgrap.shapemap import ShapeMap
+from bbgrap.tdl.bit_sensitive import INT8_ACTIVATIONS
 from bbgrap.tdl.language import ALL, Access, Description, Index, IndexExpression, Opaque, ScalarCall, Sum, operand
 from bbgrap.tdl.operators.common import (
     Reads,
@@ -115,7 +116,10 @@ def describe_qgemm(site: Site) -> Description | None:
 
 
 COLUMNS = 4
-"""Of a product of few bits, computed together: its kernel rounds the last ones otherwise where fewer are left (measured on x86)."""
+ROWS = 2
+"""Of a product of few bits, computed together: its kernel rounds the last ones otherwise where fewer are left (measured on x86). Rows are
+where it reads them as bytes and blocks are long."""
+LONG_BLOCKS = 64
 
 
 def _block_rows(site: Site, number: int, column: IndexExpression, block: IndexExpression, per_column: int) -> Access | None:
@@ -129,9 +133,12 @@ def _block_rows(site: Site, number: int, column: IndexExpression, block: IndexEx
 
 
 def describe_matmul_nbits(site: Site) -> Description | None:
-    """out[..., i, j] = Sum over k of a[..., i, k] * b[j, block(k), :], scaled by block: rows and columns split, these in fours."""
+    """out[..., i, j] = Sum over k of a[..., i, k] * b[j, block(k), :], scaled by block: rows, maybe in twos, and columns in fours split."""
     out = output_indices(site)
     size, bits = site.integer("block_size", 1), site.integer("bits", 4)
+    rows: tuple[IndexExpression, ...] = out[:-1]
+    if _is_in_twos(site):
+        rows = (*rows[:-1], out[-2] // ROWS * ROWS + Index("s", ROWS))
     blocks = -(-site.integer("K", 1) // size)
     column, k = out[-1] // COLUMNS * COLUMNS + Index("r", COLUMNS), Index("k", site.shape(0)[-1])
     found = [_block_rows(site, 1, column, k // size, prod(site.shape(1)[1:])), _block_rows(site, 2, column, k // size, blocks)]
@@ -141,21 +148,28 @@ def describe_matmul_nbits(site: Site) -> Description | None:
     reads = [read for read in found if read is not None]
     if len(reads) != len(found) or site.integer("weight_prepacked", 0):
         return None
-    product = Sum((k,), ScalarCall("mul", (operand(0)[*out[:-1], k], *reads)))
+    product = Sum((k,), ScalarCall("mul", (operand(0)[*rows, k], *reads)))
     bias = [operand(5)[(column,)]] if site.has(5) else []
     return Description(out, ScalarCall("product", (product, *bias, *wholes(site, (4,)))))
 
 
+def _is_in_twos(site: Site) -> bool:
+    """Tell whether rows are computed in twos that lie along the last axis of rows."""
+    *outer, rows = site.output_shape[:-1] or (1,)
+    in_bytes = site.integer("accuracy_level", 0) == INT8_ACTIVATIONS and site.integer("block_size", 1) >= LONG_BLOCKS
+    return in_bytes and rows > 1 and (rows % ROWS == 0 or prod(outer) == 1)
+
+
 def localize_matmul_nbits(site: Site, region: ShapeMap, reads: Reads) -> tuple[LocalNode, ...]:
-    """The same product with the fours of columns that the tile touches, then the tile's own."""
+    """The same product with the fours of columns, and twos of rows, that the tile touches, then the tile's own."""
     weights, last = reads[1], len(region.shape) - 1
     assert weights is not None, "described, so its weights are read"
-    columns = weights.shape[0]
-    changed: dict[str, Attribute] = {**site.node.attributes, "N": columns}
+    changed: dict[str, Attribute] = {**site.node.attributes, "N": weights.shape[0]}
     product = LocalNode("MatMulNBits", operands_of(site, reads), changed, site.node.domain)
-    if columns == region.shape[last]:
-        return (product,)
-    return cropped((product,), region, {last: (spatial_interval(site, region, last).start % COLUMNS, columns)})
+    made = {last - 1: (ROWS, first_read(reads).shape[-2]), last: (COLUMNS, weights.shape[0])}
+    beyond = [(axis, step, extent) for axis, (step, extent) in made.items() if extent != region.shape[axis]]
+    places = {axis: (spatial_interval(site, region, axis).start % step, extent) for axis, step, extent in beyond}
+    return cropped((product,), region, places)
 
 
 def describe_qlinear_elementwise(site: Site) -> Description | None:

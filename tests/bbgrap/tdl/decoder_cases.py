@@ -24,10 +24,12 @@ def _causal_convolution(draw: Draw, domain: str = "") -> Case:
         return floats(draw, batch, words, channels) if last else floats(draw, batch, channels, words)
 
     operands = [of(length), floats(draw, channels, 1, taps), floats(draw, channels) if draw(st.booleans()) else None]
-    operands += [of(taps - 1)] if draw(st.booleans()) else []
+    dilation = draw(st.integers(1, 2)) if domain else 1
+    operands += [of((taps - 1) * dilation)] if draw(st.booleans()) else []
     while operands[-1] is None:
         operands.pop()
     attributes: dict[str, Attribute] = {"activation": draw(st.sampled_from(("silu", "none")))} | ({"channels_last": 1} if last else {})
+    attributes |= {"dilation": dilation} if domain else {}
     return Case("CausalConvWithState", tuple(operands), attributes, opset=28, exact=False, loose=None, domain=domain, further=(1,))
 
 
@@ -131,8 +133,10 @@ def experts_of_few_bits(draw: Draw) -> Case:
     first = inner * (1 + (attributes["activation_type"] == "swiglu"))
     shapes = ((count, first, size), (count, size, inner))
     weights = [random.integers(0, 256, (*shape[:2], shape[2] // packed)).astype(np.uint8) for shape in shapes]
-    scales = [random.uniform(0.01, 0.02, shape[:2]).astype(np.float32) for shape in shapes]
-    operands = (x, floats(draw, words, count), weights[0], scales[0], None, weights[1], scales[1])
+    scales = [random.uniform(0.0005, 0.001, shape[:2]).astype(np.float32) for shape in shapes]
+    operands: tuple[Array | None, ...] = (x, floats(draw, words, count), weights[0], scales[0], None, weights[1], scales[1])
+    if draw(st.booleans()):  # weights of answers besides the scores by which experts are chosen
+        operands = (*operands, *[None] * 7, abs(floats(draw, words, count)))
     return in_domain("QMoE", operands, attributes, parameters=frozenset((2, 3, 5, 6)))
 
 
