@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import numpy as np
 import onnx
@@ -121,7 +122,7 @@ def decoder() -> bytes:
 class Alone:
     """A sequence on plain onnxruntime, on one thread, with its state kept in memory."""
 
-    def __init__(self, model: bytes, pairs: Mapping[str, str], state: Mapping[str, Array]) -> None:
+    def __init__(self, model: bytes | Path, pairs: Mapping[str, str], state: Mapping[str, Array]) -> None:
         """Begin with this state."""
         options = ort.SessionOptions()
         options.intra_op_num_threads = 1

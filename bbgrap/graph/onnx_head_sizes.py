@@ -38,9 +38,9 @@ def rolling_windows(graph: GraphProto) -> dict[str, int]:
     """Return the symbols of the lengths of caches that keep the last words only, and how many words these are."""
     declared = {value.name: value.type.tensor_type.shape.dim for value in graph.input}
     found: dict[str, int] = {}
-    for node in graph.node:
+    for node in (node for node in graph.node if (node.domain, node.op_type) == _CACHING):
         told = {attribute.name: attribute.i for attribute in node.attribute}
-        if (node.domain, node.op_type) == _CACHING and told.get("sliding_window_cache"):
+        if told.get("sliding_window_cache"):
             for dims in (declared.get(name, ()) for name in node.input[_PAST[0] : _PAST[1] + 1]):
                 if len(dims) > _WORDS and (symbol := dims[_WORDS].dim_param):
                     found[symbol] = max(found.get(symbol, 0), told.get("local_window_size", 0))
