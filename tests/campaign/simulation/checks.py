@@ -107,6 +107,8 @@ class Checks:
         begins, ends = outcome.asked - NEAR_S, outcome.ended
         if any(fault.at < ends and fault.at + fault.seconds > begins for fault in story.faults):
             return
+        if begins < self.world.hung_until:
+            return
         # What hangs for a request that the coordinator has forgotten ends its worker so much later.
         forgotten = EARLIER_S if story.faults else 0.0
         if any(wish.trait in {"slow", *KILLERS} and begins - wish.deadline_s - forgotten < wish.at < ends for wish in story.wishes):

@@ -6,7 +6,7 @@ import random
 from collections import Counter
 from typing import Any
 
-from bbgrap_agent.worker_timeouts import EARLIER_S, LOAD_S
+from bbgrap_agent.worker_timeouts import APART_S, EARLIER_S, LOAD_S
 
 from bbgrap.protocol import messages as m
 from bbgrap.protocol.directions import TO_AGENT, TO_CLIENT, TO_COORDINATOR
@@ -41,6 +41,8 @@ class World:
         self.surprises: list[str] = []
         self.lines: list[str] = []
         self.faults: Counter[str] = Counter()
+        self.hung_until = 0.0
+        """Until when loads that hung are ended, one after the other, each with all that its worker has loaded."""
         self.planner_fails = self.planner_late = self.planner_never = self.scaling_fails = self.loads_fail = self.loads_hang = 0.0
         self.outcomes: list[Outcome] = []
         self.agents: dict[str, Agent] = {}
@@ -294,6 +296,7 @@ class World:
             agent.resume()
             if agent.worker is not None and agent.worker.hangs:
                 agent.worker.load_began = self.clock.now - LOAD_S
+                self.hung_until = self.clock.now + APART_S * len(self.agents)
         for client in self.clients:
             client.to_head.heal()
             client.from_head.heal()
