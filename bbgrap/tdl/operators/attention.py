@@ -17,7 +17,8 @@ from bbgrap.tdl.operators.common import (
     but,
     cropped,
     output_indices,
-    spatial_interval,
+    touched_units,
+    unit_of,
     wholes,
     with_whole_axes,
     yields_only_first,
@@ -132,13 +133,9 @@ def localize_attention(site: Site, region: ShapeMap, reads: Reads) -> tuple[Loca
     node = LocalNode(site.node.op, operands_of(site, reads), site.node.attributes, site.node.domain, makes_further=True)
     if region.shape[form.axis] == site.output_shape[form.axis] or (form.unit == 1 and not form.packed):
         return (node,)
-    own = spatial_interval(site, region, form.axis)
-    first, last = own.start // form.unit, -(-own.stop // form.unit)
+    groups, place = touched_units(site, region, form.axis, form.unit)
     names = {"q_num_heads": form.shared, "kv_num_heads": 1, "num_heads": form.shared}
-    changed: dict[str, Attribute] = {
-        name: names[name] * (last - first) if name in names else value for name, value in site.node.attributes.items()
-    }
-    place = own.start - first * form.unit, (last - first) * form.unit
+    changed: dict[str, Attribute] = {name: names[name] * groups if name in names else value for name, value in site.node.attributes.items()}
     return cropped((replace(node, attributes=changed),), region, {form.axis: place})
 
 
@@ -195,7 +192,7 @@ def _turned(site: Site, out: tuple[Index, ...], fixed: set[int]) -> tuple[Access
     last, size = len(out) - 1, _packed_head(site)
     place = list(but(out, fixed | {last}))
     if size:
-        place[last] = out[last] // size * size + Index("r", size)
+        place[last] = unit_of(out[last], size)
     return operand(0)[tuple(place)], fixed if size else fixed | {last}
 
 
@@ -240,10 +237,8 @@ def localize_rotary(site: Site, region: ShapeMap, reads: Reads) -> tuple[LocalNo
     node = LocalNode(site.node.op, operands_of(site, reads), site.node.attributes, site.node.domain)
     if not size or region.shape[2] == site.output_shape[2]:
         return (node,)
-    own = spatial_interval(site, region, 2)
-    first, last = own.start // size, -(-own.stop // size)
-    told = {"num_heads": last - first} if site.integer("num_heads", 0) else {}
-    place = own.start - first * size, (last - first) * size
+    heads, place = touched_units(site, region, 2, size)
+    told = {"num_heads": heads} if site.integer("num_heads", 0) else {}
     return cropped((replace(node, attributes={**node.attributes, **told}),), region, {2: place})
 
 

@@ -112,6 +112,22 @@ def described_concat(site: Site, numbers: Sequence[int]) -> tuple[tuple[Index, .
     return out, [operand(number)[place] for number, place in zip(numbers, places, strict=False)]
 
 
+def unit_of(index: Index, size: int, name: str = "r") -> IndexExpression:
+    """Return the elements that are computed together with one: as many as `size`, of which the first is at a multiple of it."""
+    return index // size * size + Index(name, size)
+
+
+def touched_units(site: Site, region: ShapeMap, axis: int, size: int) -> tuple[int, tuple[int, int]]:
+    """Return how many units of an axis a tile touches, and the place of the tile in them: where it begins, and how many elements they have.
+
+    Raises:
+        PlanError: if the tile has several ranges there.
+    """
+    own = spatial_interval(site, region, axis)
+    first, last = own.start // size, -(-own.stop // size)
+    return last - first, (own.start - first * size, (last - first) * size)
+
+
 def spatial_interval(site: Site, region: ShapeMap, axis: int) -> Interval:
     """Return a tile's range along an axis.
 

@@ -15,7 +15,7 @@ from math import gcd
 from bbgrap.graph.types import Attribute
 from bbgrap.shapemap import ShapeMap
 from bbgrap.tdl.language import ALL, OPAQUE_FLOPS, Access, Description, Index, IndexExpression, ScalarCall, Subscript, operand
-from bbgrap.tdl.operators.common import Reads, cropped, output_indices, spatial_interval, with_whole_axes
+from bbgrap.tdl.operators.common import Reads, cropped, output_indices, touched_units, with_whole_axes
 from bbgrap.tdl.rule import LocalNode, OperatorRule, Site, operands_of, register
 
 MICROSOFT = "com.microsoft"
@@ -96,10 +96,9 @@ def localize_linear_attention(site: Site, region: ShapeMap, reads: Reads) -> tup
     node = LocalNode(site.node.op, operands_of(site, reads), site.node.attributes, site.node.domain, makes_further=True)
     if region.shape[2] == site.output_shape[2]:
         return (node,)
-    groups, own = groups_of(site), spatial_interval(site, region, 2)
-    first, last = own.start // groups.unit, -(-own.stop // groups.unit)
-    heads: dict[str, Attribute] = {name: site.integer(name, 1) // groups.count * (last - first) for name in ("q_num_heads", "kv_num_heads")}
-    place = own.start - first * groups.unit, (last - first) * groups.unit
+    groups = groups_of(site)
+    touched, place = touched_units(site, region, 2, groups.unit)
+    heads: dict[str, Attribute] = {name: site.integer(name, 1) // groups.count * touched for name in ("q_num_heads", "kv_num_heads")}
     return cropped((replace(node, attributes={**node.attributes, **heads}),), region, {2: place})
 
 

@@ -7,7 +7,17 @@ from dataclasses import replace
 
 from bbgrap.shapemap import ShapeMap
 from bbgrap.tdl.language import ALL, Access, Constant, Description, Index, Subscript, operand
-from bbgrap.tdl.operators.common import Reads, broadcast, but, cropped, output_indices, spatial_interval, wholes, with_whole_axes
+from bbgrap.tdl.operators.common import (
+    Reads,
+    broadcast,
+    but,
+    cropped,
+    output_indices,
+    touched_units,
+    unit_of,
+    wholes,
+    with_whole_axes,
+)
 from bbgrap.tdl.rule import LocalNode, OperatorRule, Site, register, same_node
 
 MICROSOFT = "com.microsoft"
@@ -62,7 +72,7 @@ def describe_gated_normalization(site: Site) -> Description | None:
     last = len(out) - 1
     if out[last].extent == size:
         return with_whole_axes("normalize", out, [operand(k)[but(out, {last})] for k in (0, 2)] + wholes(site, (1,)), {last})
-    place = (*out[:last], out[last] // size * size + Index("r", size))
+    place = (*out[:last], unit_of(out[last], size))
     return with_whole_axes("normalize", out, [operand(0)[place], operand(2)[place], *wholes(site, (1,))], ())
 
 
@@ -72,9 +82,7 @@ def localize_gated_normalization(site: Site, region: ShapeMap, reads: Reads) -> 
     nodes = same_node(site, region, reads)
     if region.shape[last] == site.output_shape[last]:
         return nodes
-    own = spatial_interval(site, region, last)
-    first, end = own.start // size, -(-own.stop // size)
-    return cropped(nodes, region, {last: (own.start - first * size, (end - first) * size)})
+    return cropped(nodes, region, {last: touched_units(site, region, last, size)[1]})
 
 
 def describe_instance_normalization(site: Site) -> Description | None:
