@@ -27,7 +27,7 @@ HEAD = """\
 
 Written by `tools/operators_page.py` from the descriptions in `bbgrap/tdl/operators/`; do not edit. Every row is computed from one
 representative node (`tools/operators_examples.py`); other shapes and attributes may split less, or more. Axes are those of the output.
-Descriptions hold for opsets 13 to 26; older models are converted on entry.
+Descriptions hold for opsets 13 to 28; older models are converted on entry.
 
 - *splits*: tiles along these axes are computed independently. *whole*: every tile has all of them.
 - *reduces*: indices of a sum, maximum, minimum or product inside an element.

@@ -58,13 +58,13 @@ def localize_gather(site: Site, region: ShapeMap, reads: Reads) -> tuple[LocalNo
 
 def describe_gather_block_quantized(site: Site) -> Description | None:
     """out[j..., :] = data[indices[j...], :] scaled by block: a sum over the rows of a table of bytes as for Gather; rows stay whole."""
-    data, out, bits = site.inputs[0], output_indices(site), site.integer("bits", 4)
+    data, out = site.inputs[0], output_indices(site)
     axes = (site.integer("gather_axis", 0), site.integer("quantize_axis", 1))
     if data is None or len(site.shape(0)) != 2 or axes not in ((0, 1), (0, -1)) or data.dtype is DType.OTHER or site.constant(0) is None:
         return None
     k, chosen = Index("k", site.shape(0)[0]), out[:-1]
     reads = [operand(0)[k, ALL], operand(1)[chosen], *(operand(number)[k, ALL] for number in (2, 3) if site.has(number))]
-    return Description(out, Sum((k,), Opaque(f"look up {bits} bits", tuple(reads), (out[-1],))))
+    return Description(out, Sum((k,), Opaque("look_up", tuple(reads), (out[-1],))))
 
 
 def describe_gather_elements(site: Site) -> Description | None:

@@ -21,6 +21,7 @@ from bbgrap.tdl.operators.common import (
     is_scalar,
     output_indices,
     spatial_interval,
+    unit_of,
     whole,
     wholes,
     with_whole_axes,
@@ -138,9 +139,9 @@ def describe_matmul_nbits(site: Site) -> Description | None:
     size, bits = site.integer("block_size", 1), site.integer("bits", 4)
     rows: tuple[IndexExpression, ...] = out[:-1]
     if _is_in_twos(site):
-        rows = (*rows[:-1], out[-2] // ROWS * ROWS + Index("s", ROWS))
+        rows = (*rows[:-1], unit_of(out[-2], ROWS, "s"))
     blocks = -(-site.integer("K", 1) // size)
-    column, k = out[-1] // COLUMNS * COLUMNS + Index("r", COLUMNS), Index("k", site.shape(0)[-1])
+    column, k = unit_of(out[-1], COLUMNS), Index("k", site.shape(0)[-1])
     found = [_block_rows(site, 1, column, k // size, prod(site.shape(1)[1:])), _block_rows(site, 2, column, k // size, blocks)]
     if site.has(3):
         each = 8 // bits if site.inputs[3] and site.inputs[3].dtype.itemsize == 1 else 1
@@ -162,14 +163,14 @@ def _is_in_twos(site: Site) -> bool:
 
 def localize_matmul_nbits(site: Site, region: ShapeMap, reads: Reads) -> tuple[LocalNode, ...]:
     """The same product with the fours of columns, and twos of rows, that the tile touches, then the tile's own."""
-    weights, last = reads[1], len(region.shape) - 1
+    weights, read = reads[1], first_read(reads)
     assert weights is not None, "described, so its weights are read"
     changed: dict[str, Attribute] = {**site.node.attributes, "N": weights.shape[0]}
     product = LocalNode("MatMulNBits", operands_of(site, reads), changed, site.node.domain)
-    made = {last - 1: (ROWS, first_read(reads).shape[-2]), last: (COLUMNS, weights.shape[0])}
-    beyond = [(axis, step, extent) for axis, (step, extent) in made.items() if extent != region.shape[axis]]
-    places = {axis: (spatial_interval(site, region, axis).start % step, extent) for axis, step, extent in beyond}
-    return cropped((product,), region, places)
+    made = (*read.shape[:-1], weights.shape[0])  # units at the end may be cut short
+    steps = {len(made) - 2: ROWS, len(made) - 1: COLUMNS}
+    beyond = [axis for axis, extent in enumerate(made) if extent != region.shape[axis]]
+    return cropped((product,), region, {axis: (spatial_interval(site, region, axis).start % steps[axis], made[axis]) for axis in beyond})
 
 
 def describe_qlinear_elementwise(site: Site) -> Description | None:

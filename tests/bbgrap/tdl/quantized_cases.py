@@ -193,7 +193,8 @@ def matmul_nbits(draw: Draw) -> Case:
     rows, columns, blocks = draw(st.tuples(st.integers(1, 4), st.integers(1, 11), st.integers(1, 4)))
     size, random = draw(st.sampled_from((16, 64))), random_of(draw)
     batch = draw(st.integers(1, 2)) if rows % 2 == 0 else 1
-    a = random.uniform(-1, 1, (batch, rows, blocks * size)).astype(np.float32)
+    leading = draw(st.sampled_from(((batch, rows), (rows,), ())))
+    a = random.uniform(-1, 1, (*leading, blocks * size)).astype(np.float32)
     b = random.integers(0, 256, (columns, blocks, size // 2)).astype(np.uint8)
     flat = draw(st.booleans())
     scales = random.uniform(0.005, 0.01, (columns * blocks,) if flat else (columns, blocks)).astype(np.float32)
@@ -204,7 +205,7 @@ def matmul_nbits(draw: Draw) -> Case:
     in_bytes = draw(st.booleans())  # then what follows may round, and bits count
     attributes["accuracy_level"] = 4 if in_bytes else 0
     parameters = frozenset((1, 2, 3))
-    several = frozenset((0,))
+    several = frozenset((0,)) if len(leading) == 2 else frozenset[int]()
     return Case("MatMulNBits", operands, attributes, parameters, exact=in_bytes, loose=None, several_ranges=several, domain=MICROSOFT)
 
 
