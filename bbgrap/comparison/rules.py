@@ -6,7 +6,8 @@ rules that holds:
 
     identical   the bits are equal
     rounding    every difference is at most R eps m: eps of the element type, m the largest magnitude in the tightest slice of
-                the tensor through the element (`bounds`), R = 64 for floats of 32 and 64 bits, 8 for 16
+                the tensor through the element (`bounds`), R = 64 for floats of 32 and 64 bits, 8 for 16; of 16 bits, too, where
+                some value on the way to the output is of 16 bits
     spread      `got` is within rounding of what onnxruntime answers at another level of optimisation or with another number of threads
                 (the variants); or every difference is at most `SPREAD` times the largest one between the variants and `expected`
                 in the tightest slice
@@ -89,6 +90,7 @@ def judge_output(
     variants: Sequence[Array] = (),
     exact: Array | None = None,
     transfers: TransferType = "exact",
+    step: float = 0.0,
 ) -> OutputVerdict:
     """Judge one output; without variants and without `exact`, by rounding only.
 
@@ -99,19 +101,20 @@ def judge_output(
         variants: Other answers of onnxruntime to the same inputs.
         exact: The answer of the model in 64-bit floats.
         transfers: What floats were on their way.
+        step: The eps of the coarsest 16-bit floats that were computed before it; 0.0 if there were none, or nobody knows.
     """
     if identical(got, expected):
         return OutputVerdict(Rule.IDENTICAL)
-    if _within_rounding(got, expected):
+    if _within_rounding(got, expected, step):
         return OutputVerdict(Rule.ROUNDING)
-    if any(identical(got, other) or _within_rounding(got, other) for other in variants):
+    if any(identical(got, other) or _within_rounding(got, other, step) for other in variants):
         return OutputVerdict(Rule.SPREAD, own_err=_largest_difference(got, expected))
     if (got.dtype, got.shape) != (expected.dtype, expected.shape):
         return OutputVerdict(Rule.NONE, f"{who}: expected {expected.dtype}{list(expected.shape)}, got {got.dtype}{list(got.shape)}")
     alike = [other for other in variants if (other.dtype, other.shape) == (got.dtype, got.shape)]
     if got.dtype.kind not in "fciub" or _beyond_doubles(got, expected):
         return _judge_words(who, got, expected, alike)
-    return _judge_numbers(who, got, [expected, *alike], exact, transfers)
+    return _judge_numbers(who, got, [expected, *alike], exact, transfers, step)
 
 
 def identical(one: Array, other: Array) -> bool:
@@ -125,21 +128,25 @@ def identical(one: Array, other: Array) -> bool:
     return bool(np.array_equal(mine, theirs))
 
 
-def rounding(array: Array) -> Array:
-    """Return how far rounding may take every element: an array that broadcasts against the given one; 0 for what does not round."""
+def rounding(array: Array, step: float = 0.0) -> Array:
+    """Return how far rounding may take every element: an array that broadcasts against the given one; 0 for what does not round.
+
+    `step` is the eps of the coarsest 16-bit floats that were computed before it.
+    """
     if array.dtype.kind not in "fc":
         return np.zeros((1,) * array.ndim)
     limits = np.finfo(array.dtype)
     magnitudes = np.abs(array)  # of the narrow type: the largest of many is as large in any
     finite = np.isfinite(magnitudes)
     bound = tightest(magnitudes if finite.all() else np.where(finite, magnitudes, 0))
-    return np.maximum(ROUNDING[limits.dtype.itemsize] * float(limits.eps) * numeric(bound), float(limits.tiny))
+    relative = max(ROUNDING[limits.dtype.itemsize] * float(limits.eps), ROUNDING[2] * step)
+    return np.maximum(relative * numeric(bound), float(limits.tiny))
 
 
-def _within_rounding(got: Array, expected: Array) -> bool:
+def _within_rounding(got: Array, expected: Array, step: float) -> bool:
     if (got.dtype, got.shape) != (expected.dtype, expected.shape) or got.dtype.kind not in "fc":
         return False
-    return bool((distance(numeric(got), numeric(expected)) <= rounding(expected)).all())
+    return bool((distance(numeric(got), numeric(expected)) <= rounding(expected, step)).all())
 
 
 def _largest_difference(one: Array, other: Array) -> float:
@@ -168,10 +175,10 @@ def _judge_words(who: str, got: Array, expected: Array, variants: Sequence[Array
     )
 
 
-def _judge_numbers(who: str, got: Array, own: Sequence[Array], exact: Array | None, transfers: TransferType) -> OutputVerdict:
+def _judge_numbers(who: str, got: Array, own: Sequence[Array], exact: Array | None, transfers: TransferType, step: float) -> OutputVerdict:
     """Judge numbers by spread, float64 and lossy transfers; `own` are all answers of onnxruntime, the expected one first."""
     mine, theirs = numeric(got), [numeric(answer) for answer in own]
-    floor, rounds = rounding(own[0]), got.dtype.kind in "fc"
+    floor, rounds = rounding(own[0], step), got.dtype.kind in "fc"
     witnesses = [*theirs, *([] if exact is None or exact.shape != got.shape else [numeric(exact)])]
     if (strange := _strange(who, mine, witnesses)) is not None:
         return strange

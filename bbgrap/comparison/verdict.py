@@ -32,6 +32,9 @@ class Evidence(Protocol):
     def exact(self) -> Sequence[Any] | None:
         """Return the model's answer in 64-bit floats; None if nothing here can compute it."""
 
+    def step(self, output: int) -> float:
+        """Return the eps of the coarsest 16-bit floats computed before an output; 0.0 if there were none, or nobody knows."""
+
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
@@ -110,16 +113,16 @@ def compare(got: Sequence[Any], expected: Sequence[Any], transfers: TransferType
         return replace(result, bit_identical=False, rule=Rule.NONE, fault=f"{len(got)} outputs instead of {len(expected)}")
     mine, theirs = _leaves(got), _leaves(expected)
     if mine.keys() != theirs.keys():
-        strange = ", ".join(sorted(mine.keys() ^ theirs.keys())[:3])
+        strange = ", ".join(who for _, who in sorted(mine.keys() ^ theirs.keys())[:3])
         return replace(result, bit_identical=False, rule=Rule.NONE, fault=f"values inside that only one of both has: {strange}")
-    for who, array in theirs.items():
-        result = result.worse(_compare_one(who, mine[who], array, transfers, evidence))
+    for (number, who), array in theirs.items():
+        result = result.worse(_compare_one(number, who, mine[number, who], array, transfers, evidence))
     return result
 
 
-def _leaves(answers: Sequence[Any]) -> dict[str, Array]:
-    """Return the arrays that answers consist of, by where they are."""
-    return {who: array for number, answer in enumerate(answers) for who, array in _arrays(f"output {number}", answer)}
+def _leaves(answers: Sequence[Any]) -> dict[tuple[int, str], Array]:
+    """Return the arrays that answers consist of, by the number of the output and where in it they are."""
+    return {(number, who): array for number, answer in enumerate(answers) for who, array in _arrays(f"output {number}", answer)}
 
 
 def _arrays(who: str, value: object) -> Iterator[tuple[str, Array]]:
@@ -135,10 +138,10 @@ def _arrays(who: str, value: object) -> Iterator[tuple[str, Array]]:
             yield who, np.asarray(value)
 
 
-def _compare_one(who: str, mine: Array, theirs: Array, transfers: TransferType, evidence: Evidence | None) -> Comparison:
+def _compare_one(number: int, who: str, mine: Array, theirs: Array, transfers: TransferType, evidence: Evidence | None) -> Comparison:
     found = judge_output(who, mine, theirs, transfers=transfers)
     if found.rule is Rule.NONE and evidence is not None:
-        found = _with_evidence(who, mine, theirs, transfers, evidence)
+        found = _with_evidence(number, who, mine, theirs, transfers, evidence)
     error, largest = 0.0, 0.0
     if mine.dtype == theirs.dtype and mine.shape == theirs.shape and theirs.dtype.kind in "fc":
         apart = distance(numeric(mine), numeric(theirs))
@@ -148,12 +151,16 @@ def _compare_one(who: str, mine: Array, theirs: Array, transfers: TransferType, 
     return Comparison(error, relative, found.rule is Rule.IDENTICAL, found.rule, found.fault, transfers, found.own_err)
 
 
-def _with_evidence(who: str, mine: Array, theirs: Array, transfers: TransferType, evidence: Evidence) -> OutputVerdict:
-    """Judge again by the variants, and only if these do not explain it by 64-bit floats: they take longer."""
-    variants = [leaves[who] for answer in evidence.variants() if who in (leaves := _leaves(answer))]
-    found = judge_output(who, mine, theirs, variants, None, transfers)
+def _with_evidence(number: int, who: str, mine: Array, theirs: Array, transfers: TransferType, evidence: Evidence) -> OutputVerdict:
+    """Judge again: by what its floats were on the way, then by the variants, then by 64-bit floats; each takes longer."""
+    step = evidence.step(number)
+    found = judge_output(who, mine, theirs, transfers=transfers, step=step)
+    if found.rule is not Rule.NONE:
+        return found
+    variants = [leaves[number, who] for answer in evidence.variants() if (number, who) in (leaves := _leaves(answer))]
+    found = judge_output(who, mine, theirs, variants, None, transfers, step)
     exact = evidence.exact() if found.rule is Rule.NONE else None
-    return found if exact is None else judge_output(who, mine, theirs, variants, _leaves(exact)[who], transfers)
+    return found if exact is None else judge_output(who, mine, theirs, variants, _leaves(exact)[number, who], transfers, step)
 
 
 class Judge:

@@ -22,6 +22,7 @@ from bbgrap.engine.sessions import open_session, session_options
 from bbgrap.errors import BbgrapError
 from bbgrap.graph import Array
 from bbgrap.graph.onnx_io import read_model
+from bbgrap.graph.onnx_narrow import narrow_steps
 from bbgrap.planners.options import TransferType
 
 _LEVEL = ort.GraphOptimizationLevel
@@ -60,6 +61,10 @@ class ReferenceAnswers:
         """Return the answer in 64-bit floats, if it can be computed here."""
         return None if self._draws else self._exact
 
+    def step(self, output: int) -> float:
+        """Return the eps of the coarsest 16-bit floats computed before an output; 0.0 if there were none, or nobody knows."""
+        return self._steps[output] if self._steps else 0.0
+
     def judge(self, answers: Sequence[Any], transfers: TransferType = "exact") -> Comparison:
         """Compare an answer with plain onnxruntime's, floats having travelled as `transfers`.
 
@@ -88,6 +93,13 @@ class ReferenceAnswers:
         except Exception:  # for some models kernels are missing without optimisation; onnxruntime's exceptions have no common base
             return None
         return answer
+
+    @cached_property
+    def _steps(self) -> Sequence[float]:
+        try:
+            return narrow_steps(read_model(self._model))
+        except BbgrapError:
+            return ()  # as for `_exact`
 
     @cached_property
     def _exact(self) -> Sequence[Array] | None:

@@ -10,8 +10,8 @@ MAP = RANDOM.standard_normal((1, 8, 16, 16)).astype(np.float32)
 class Known:
     """Evidence that is given; counts how often it is asked."""
 
-    def __init__(self, variants=(), exact=None):
-        self.answers, self.double, self.asked = variants, exact, 0
+    def __init__(self, variants=(), exact=None, steps=(0.0, 0.0)):
+        self.answers, self.double, self.steps, self.asked = variants, exact, steps, 0
 
     def variants(self):
         self.asked += 1
@@ -20,6 +20,9 @@ class Known:
     def exact(self):
         self.asked += 1
         return self.double
+
+    def step(self, output):
+        return self.steps[output]
 
 
 def rule_of(got, expected, variants=(), exact=None):
@@ -113,6 +116,16 @@ def test_evidence_is_asked_for_only_where_rounding_does_not_explain():
     assert evidence.asked == 0
     assert not compare([MAP + np.float32(1)], [MAP], evidence=evidence).verified
     assert evidence.asked == 2
+
+
+def test_what_was_of_16_bits_on_the_way_is_as_exact_as_these():
+    evidence, eps = Known(steps=(2.0**-10, 0.0)), float(np.finfo(np.float16).eps)
+    largest = np.abs(MAP).max(axis=(0, 1, 3)).min()
+    for times, verified in ((7.5, True), (8.5, False)):
+        got = MAP.copy()
+        got[0, :, np.abs(MAP).max(axis=(0, 1, 3)).argmin(), 0] += np.float32(times * eps * largest)
+        assert compare([got, MAP], [MAP, MAP], evidence=evidence).verified is verified
+        assert not compare([MAP, got], [MAP, MAP], evidence=evidence).verified
 
 
 def test_a_judge_asks_for_evidence_at_the_end_and_returns_the_worst():

@@ -53,3 +53,15 @@ def test_a_model_that_draws_random_numbers_verifies_nothing(tmp_path):
     assert witnesses.variants() == ()
     assert witnesses.exact() is None
     assert not witnesses.judge([witnesses.expected[0] + np.float32(0.1)]).verified
+
+
+@pytest.mark.parametrize(("target", "verified"), [(TensorProto.FLOAT16, True), (TensorProto.FLOAT, False)])
+def test_floats_behind_16_bits_may_be_off_by_a_step_of_these(tmp_path, target, verified):
+    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, (64,)) for name in ("x", "y")]
+    nodes = [helper.make_node("Cast", ["x"], ["h"], to=target), helper.make_node("Cast", ["h"], ["y"], to=TensorProto.FLOAT)]
+    path = tmp_path / "narrow.onnx"
+    onnx.save(
+        helper.make_model(helper.make_graph(nodes, "narrow", *([end] for end in ends)), opset_imports=[helper.make_opsetid("", 17)]), path
+    )
+    witnesses = ReferenceAnswers(path, {"x": np.linspace(1, 2, 64, dtype=np.float32)})
+    assert witnesses.judge([witnesses.expected[0] * np.float32(1 + 2**-10)]).verified is verified
