@@ -14,6 +14,7 @@ import numpy as np
 import onnx
 from onnx import AttributeProto, NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
+from bbgrap.graph.double_windows import average_pool, transposed_convolution
 from bbgrap.graph.onnx_external import is_external
 from bbgrap.graph.onnx_read import OnnxModel, array_of
 from bbgrap.graph.onnx_tidy import bodies_of, copy_of, graphs_of, reads_of
@@ -67,19 +68,27 @@ class Operator:
         opsets = [helper.make_opsetid(domain, version) for domain, version in self.opsets]
         return bytes(helper.make_model(graph, opset_imports=opsets, ir_version=self.ir_version).SerializeToString())
 
-    def by_definition(self, operands: Mapping[str, Array]) -> Sequence[Array]:
-        """Return what the reference implementation of the ONNX package computes.
+    def by_definition(self, operands: Mapping[str, Array], sizes: Sequence[int]) -> Sequence[Array]:
+        """Return what the reference implementation of the ONNX package computes, or one here where that fails or takes too long.
+
+        `sizes` are the extents of the first result behind its first two axes.
 
         Raises:
             Exception: of many kinds, if there is none, or if it fails.
         """
-        if self.kind == "GlobalMaxPool":  # the ONNX package's (1.23) fails unless there are four axes
-            data = operands[self.reads[0]]
-            return [data.max(axis=tuple(range(2, data.ndim)), keepdims=True)]
-        from onnx.reference import ReferenceEvaluator  # slow to import, and seldom needed
+        attributes = {item.name: helper.get_attribute_value(item) for item in self.node.attribute}
+        match self.kind, [operands[name] if name else None for name in self.node.input]:
+            case "GlobalMaxPool", [np.ndarray() as data]:  # the ONNX package's (1.23) fails unless there are four axes
+                return [data.max(axis=tuple(range(2, data.ndim)), keepdims=True)]
+            case "ConvTranspose", [np.ndarray() as data, np.ndarray() as weight, *bias]:
+                return [transposed_convolution(data, weight, bias[0] if bias else None, attributes, sizes)]
+            case "AveragePool", [np.ndarray() as data]:
+                return [average_pool(data, attributes, sizes)]
+            case _:
+                from onnx.reference import ReferenceEvaluator  # slow to import, and seldom needed
 
-        evaluator = ReferenceEvaluator(onnx.ModelProto.FromString(self.alone(operands)))
-        return list(evaluator.run(None, dict(operands)))
+                evaluator = ReferenceEvaluator(onnx.ModelProto.FromString(self.alone(operands)))
+                return list(evaluator.run(None, dict(operands)))
 
     def products(self, operands: Mapping[str, Array], results: Sequence[Array]) -> int:
         """Return the multiplications of a convolution; of other operators 0, they take no time beside it."""
