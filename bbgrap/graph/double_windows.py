@@ -20,7 +20,7 @@ from bbgrap.graph.types import Array
 
 Attributes = Mapping[str, Any]
 
-Index = tuple[Any, ...]
+_Index = tuple[Any, ...]
 
 
 def transposed_convolution(data: Array, weight: Array, bias: Array | None, attributes: Attributes, sizes: Sequence[int]) -> Array:
@@ -36,10 +36,10 @@ def transposed_convolution(data: Array, weight: Array, bias: Array | None, attri
     full = np.zeros((images, groups, channels, *map(max, extents, ends)))
     per_group, weights = data.reshape(images, groups, -1, prod(spatial)), weight.reshape(groups, -1, *weight.shape[1:])
     for offset, where in _windows(kernel, spatial, strides, dilations):
-        index: Index = (..., *offset)
+        index: _Index = (..., *offset)
         part = np.einsum("ngcp,gcm->ngmp", per_group, weights[index], optimize=True)
         full[where] += part.reshape(images, groups, channels, *spatial)
-    kept: Index = (..., *map(slice, begins, ends))
+    kept: _Index = (..., *map(slice, begins, ends))
     found: Array = full[kept].reshape(images, groups * channels, *sizes)
     return found if bias is None else found + bias.reshape(-1, *[1] * len(sizes))
 
@@ -87,7 +87,7 @@ def _framed(array: Array, pads: Sequence[tuple[int, int]], value: float) -> Arra
 
 def _windows(
     kernel: Sequence[int], windows: Sequence[int], strides: Sequence[int], dilations: Sequence[int]
-) -> Iterator[tuple[tuple[int, ...], Index]]:
+) -> Iterator[tuple[tuple[int, ...], _Index]]:
     """Yield each offset inside a window, and the index of what all windows have there."""
     for offset in np.ndindex(*kernel):
         axes = zip(offset, dilations, windows, strides, strict=True)
