@@ -1,4 +1,4 @@
-"""Transposed convolutions and average pools in 64-bit floats, in numpy: the ONNX package's (1.23) take microseconds an element.
+"""Transposed convolutions and average pools in 64-bit floats, in numpy: the ONNX package's (1.23) take some hundred times as long.
 
 Both go through the offsets inside a window and do all windows at once; on one axis, p counts windows and k elements inside one:
 
@@ -11,6 +11,7 @@ S and D are stride and dilation.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from math import prod
 from typing import Any
 
@@ -25,17 +26,14 @@ _Index = tuple[Any, ...]
 
 def transposed_convolution(data: Array, weight: Array, bias: Array | None, attributes: Attributes, sizes: Sequence[int]) -> Array:
     """Return `ConvTranspose` of `data` [N, C, *] by `weight` [C, M/G, *kernel]: [N, M, *sizes]."""
-    spatial, kernel = data.shape[2:], weight.shape[2:]
-    groups, strides, dilations = attributes.get("group", 1), *_steps(attributes, len(spatial))
-    extra = attributes.get("output_padding") or [0] * len(spatial)
-    axes = zip(strides, spatial, dilations, kernel, extra, strict=True)
-    extents = [stride * (count - 1) + dilation * (size - 1) + 1 + more for stride, count, dilation, size, more in axes]
-    begins = [begin for begin, _ in _pads(attributes, [max(0, have - size) for have, size in zip(extents, sizes, strict=True)])]
-    ends = [begin + size for begin, size in zip(begins, sizes, strict=True)]
-    images, channels = data.shape[0], weight.shape[1]
-    full = np.zeros((images, groups, channels, *map(max, extents, ends)))
+    spatial, (images, channels) = data.shape[2:], (data.shape[0], weight.shape[1])
+    groups, windows = attributes.get("group", 1), _windows(attributes, spatial, weight.shape[2:])
+    extents = np.add(windows.extents, attributes.get("output_padding") or 0)
+    begins = [begin for begin, _ in _pads(attributes, np.maximum(0, extents - sizes).tolist())]
+    ends = np.add(begins, sizes)
+    full = np.zeros((images, groups, channels, *np.maximum(extents, ends)))
     per_group, weights = data.reshape(images, groups, -1, prod(spatial)), weight.reshape(groups, -1, *weight.shape[1:])
-    for offset, where in _windows(kernel, spatial, strides, dilations):
+    for offset, where in windows:
         index: _Index = (..., *offset)
         part = np.einsum("ngcp,gcm->ngmp", per_group, weights[index], optimize=True)
         full[where] += part.reshape(images, groups, channels, *spatial)
@@ -46,26 +44,42 @@ def transposed_convolution(data: Array, weight: Array, bias: Array | None, attri
 
 def average_pool(data: Array, attributes: Attributes, sizes: Sequence[int]) -> Array:
     """Return `AveragePool` of `data` [N, C, *]: [N, C, *sizes]. What `ceil_mode` adds at the end counts for nothing."""
-    spatial, kernel = data.shape[2:], attributes["kernel_shape"]
-    strides, dilations = _steps(attributes, len(spatial))
-    axes = zip(strides, sizes, dilations, kernel, strict=True)
-    extents = [stride * (count - 1) + dilation * (size - 1) + 1 for stride, count, dilation, size in axes]
-    pads = _pads(attributes, [need - size for need, size in zip(extents, spatial, strict=True)])
-    padded = _framed(data, [(0, 0), (0, 0), *pads], 0.0)
-    counts = _framed(np.ones(spatial), pads, float(attributes.get("count_include_pad", 0)))
-    missing = [(0, need - have) for need, have in zip(extents, counts.shape, strict=True)]
-    padded, counts = _framed(padded, [(0, 0), (0, 0), *missing], 0.0), _framed(counts, missing, 0.0)
+    windows = _windows(attributes, sizes, attributes["kernel_shape"])
+    padded = _padded(data, windows, attributes, 0.0)
+    counted = _padded(np.ones(data.shape[2:]), windows, attributes, float(attributes.get("count_include_pad", 0)))
     total, count = np.zeros((*data.shape[:2], *sizes)), np.zeros(tuple(sizes))
-    for _, where in _windows(kernel, sizes, strides, dilations):
+    for _, where in windows:
         total += padded[where]
-        count += counts[where]
+        count += counted[where]
     found: Array = total / count
     return found
 
 
-def _steps(attributes: Attributes, axes: int) -> tuple[Sequence[int], Sequence[int]]:
-    """Return strides and dilations."""
-    return attributes.get("strides") or [1] * axes, attributes.get("dilations") or [1] * axes
+@dataclass(frozen=True, slots=True)
+class _Windows:
+    """Windows of a kernel, axis by axis: how many there are, elements in one, strides and dilations."""
+
+    counts: Sequence[int]
+    kernel: Sequence[int]
+    strides: Sequence[int]
+    dilations: Sequence[int]
+
+    @property
+    def extents(self) -> list[int]:
+        """The elements from the first of the first window to the last of the last one."""
+        axes = zip(self.counts, self.kernel, self.strides, self.dilations, strict=True)
+        return [stride * (count - 1) + dilation * (size - 1) + 1 for count, size, stride, dilation in axes]
+
+    def __iter__(self) -> Iterator[tuple[tuple[int, ...], _Index]]:
+        """Yield each offset inside a window, and the index of what all windows have there."""
+        for offset in np.ndindex(*self.kernel):
+            axes = zip(offset, self.counts, self.strides, self.dilations, strict=True)
+            yield offset, (..., *(slice(k * d, k * d + s * (n - 1) + 1, s) for k, n, s, d in axes))
+
+
+def _windows(attributes: Attributes, counts: Sequence[int], kernel: Sequence[int]) -> _Windows:
+    ones = [1] * len(kernel)
+    return _Windows(counts, kernel, attributes.get("strides") or ones, attributes.get("dilations") or ones)
 
 
 def _pads(attributes: Attributes, total: Sequence[int]) -> list[tuple[int, int]]:
@@ -79,16 +93,15 @@ def _pads(attributes: Attributes, total: Sequence[int]) -> list[tuple[int, int]]
     return list(zip(pads[: len(total)], pads[len(total) :], strict=True))
 
 
+def _padded(array: Array, windows: _Windows, attributes: Attributes, value: float) -> Array:
+    """Return an array with its padding, of `value`, and as many zeros behind it as the last window needs."""
+    sizes = array.shape[array.ndim - len(windows.kernel) :]
+    framed = _framed(array, _pads(attributes, np.subtract(windows.extents, sizes).tolist()), value)
+    return _framed(framed, [(0, need - have) for need, have in zip(windows.extents, framed.shape[-len(sizes) :], strict=True)], 0.0)
+
+
 def _framed(array: Array, pads: Sequence[tuple[int, int]], value: float) -> Array:
-    """Return an array with elements around it, or without some of its own where there are less than 0."""
-    more = np.pad(array, [(max(0, before), max(0, after)) for before, after in pads], constant_values=value)
-    return more[tuple(slice(max(0, -before), size - max(0, -after)) for (before, after), size in zip(pads, more.shape, strict=True))]
-
-
-def _windows(
-    kernel: Sequence[int], windows: Sequence[int], strides: Sequence[int], dilations: Sequence[int]
-) -> Iterator[tuple[tuple[int, ...], _Index]]:
-    """Yield each offset inside a window, and the index of what all windows have there."""
-    for offset in np.ndindex(*kernel):
-        axes = zip(offset, dilations, windows, strides, strict=True)
-        yield offset, (Ellipsis, *(slice(k * d, k * d + s * (n - 1) + 1, s) for k, d, n, s in axes))
+    """Return an array with elements around its last axes, or without some of its own where there are less than 0."""
+    every = [*[(0, 0)] * (array.ndim - len(pads)), *pads]
+    more = np.pad(array, [(max(0, before), max(0, after)) for before, after in every], constant_values=value)
+    return more[tuple(slice(max(0, -before), size - max(0, -after)) for (before, after), size in zip(every, more.shape, strict=True))]
