@@ -21,6 +21,8 @@ def checked(folder, kind: str, shapes, attributes) -> bool:
         (wanted,) = make_session(model.SerializeToString(), threads=1).run(None, feeds)
     except Exception:  # attributes that do not go together
         return False
+    if not wanted.size:
+        return False
     save(model, folder / "windows.onnx")
     exact = double_answer(read_model(folder / "windows.onnx"), feeds)
     assert exact is not None
@@ -47,6 +49,8 @@ def windows(draw):
 @given(windows(), st.booleans(), st.booleans())
 def test_average_pools_are_onnxruntimes(tmp_path_factory, drawn, include, ceil):
     sizes, attributes = drawn
+    if "auto_pad" in attributes:  # onnxruntime (1.32) takes dilated windows for others then; there is no answer in 64 bits
+        attributes = attributes | {"dilations": [1] * len(sizes)}
     assume(
         checked(
             tmp_path_factory.getbasetemp(), "AveragePool", [(2, 3, *sizes)], attributes | {"count_include_pad": include, "ceil_mode": ceil}
