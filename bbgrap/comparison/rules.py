@@ -8,9 +8,9 @@ rules that holds:
     rounding    every difference is at most R eps m: eps of the element type, m the largest magnitude in the tightest slice of
                 the tensor through the element (`bounds`), R = 64 for floats of 32 and 64 bits, 8 for 16; of 16 bits, too, where
                 some value on the way to the output is of 16 bits
-    spread      `got` is within rounding of what onnxruntime answers at another level of optimisation or with another number of threads
-                (the variants); or every difference is at most `SPREAD` times the largest one between the variants and `expected`
-                in the tightest slice
+    spread      `got` is within rounding of what onnxruntime answers at another level of optimisation, with another number of threads
+                or to inputs that differ in their last bit (the variants); or every difference is at most `SPREAD` times the largest
+                one between the variants and `expected` in the tightest slice
     float64     the same with the model's answer in 64-bit floats in the place of `expected`: `got` is at most `FURTHER` times further
                 from it than onnxruntime's answers
     lossy       floats travelled in fewer bits, as the user asked, and no difference is more than `LOSSY_TOLERANCE` of the largest

@@ -29,6 +29,9 @@ class Evidence(Protocol):
     def variants(self) -> Sequence[Sequence[Any]]:
         """Return onnxruntime's answers to the same inputs at other levels of optimisation and with other numbers of threads."""
 
+    def nearby(self) -> Sequence[Sequence[Any]]:
+        """Return onnxruntime's answers to inputs that differ in their last bit."""
+
     def exact(self) -> Sequence[Any] | None:
         """Return the model's answer in 64-bit floats; None if nothing here can compute it."""
 
@@ -152,14 +155,18 @@ def _compare_one(number: int, who: str, mine: Array, theirs: Array, transfers: T
 
 
 def _with_evidence(number: int, who: str, mine: Array, theirs: Array, transfers: TransferType, evidence: Evidence) -> OutputVerdict:
-    """Judge again: by what its floats were on the way, then by the variants, then by 64-bit floats; each takes longer."""
+    """Judge again: by what floats were on the way, by inputs one bit off, by the variants, by 64-bit floats: the quickest first."""
     step = evidence.step(number)
     found = judge_output(who, mine, theirs, transfers=transfers, step=step)
     if found.rule is not Rule.NONE:
         return found
-    variants = [leaves[number, who] for answer in evidence.variants() if (number, who) in (leaves := _leaves(answer))]
-    found = judge_output(who, mine, theirs, variants, None, transfers, step)
-    exact = evidence.exact() if found.rule is Rule.NONE else None
+    variants: list[Array] = []
+    for answers in (evidence.nearby, evidence.variants):
+        variants += [leaves[number, who] for answer in answers() if (number, who) in (leaves := _leaves(answer))]
+        found = judge_output(who, mine, theirs, variants, None, transfers, step)
+        if found.rule is not Rule.NONE:
+            return found
+    exact = evidence.exact()
     return found if exact is None else judge_output(who, mine, theirs, variants, _leaves(exact)[number, who], transfers, step)
 
 

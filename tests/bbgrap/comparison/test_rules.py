@@ -10,12 +10,16 @@ MAP = RANDOM.standard_normal((1, 8, 16, 16)).astype(np.float32)
 class Known:
     """Evidence that is given; counts how often it is asked."""
 
-    def __init__(self, variants=(), exact=None, steps=(0.0, 0.0)):
-        self.answers, self.double, self.steps, self.asked = variants, exact, steps, 0
+    def __init__(self, variants=(), exact=None, steps=(0.0, 0.0), nearby=()):
+        self.answers, self.double, self.steps, self.moved, self.asked = variants, exact, steps, nearby, 0
 
     def variants(self):
         self.asked += 1
         return self.answers
+
+    def nearby(self):
+        self.asked += 1
+        return self.moved
 
     def exact(self):
         self.asked += 1
@@ -115,7 +119,7 @@ def test_evidence_is_asked_for_only_where_rounding_does_not_explain():
     assert compare([MAP * np.float32(1 + 2e-6)], [MAP], evidence=evidence).rule is Rule.ROUNDING
     assert evidence.asked == 0
     assert not compare([MAP + np.float32(1)], [MAP], evidence=evidence).verified
-    assert evidence.asked == 2
+    assert evidence.asked == 3
 
 
 def test_what_was_of_16_bits_on_the_way_is_as_exact_as_these():
@@ -137,7 +141,7 @@ def test_a_judge_asks_for_evidence_at_the_end_and_returns_the_worst():
     assert found.rule is Rule.SPREAD
     assert found.own_err == pytest.approx(1e-3, rel=1e-3)
     assert found.as_dict()["same_by"] == "spread"
-    assert evidence.asked == 1
+    assert evidence.asked == 2
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from onnx import TensorProto, helper
 
 from bbgrap.comparison import Rule
 from bbgrap.engine.reference import Reference
-from bbgrap.engine.spread import VARIANTS, ReferenceAnswers
+from bbgrap.engine.spread import NEARBY, VARIANTS, ReferenceAnswers
 from tests.judged_models import MODELS
 
 
@@ -65,3 +65,19 @@ def test_floats_behind_16_bits_may_be_off_by_a_step_of_these(tmp_path, target, v
     )
     witnesses = ReferenceAnswers(path, {"x": np.linspace(1, 2, 64, dtype=np.float32)})
     assert witnesses.judge([witnesses.expected[0] * np.float32(1 + 2**-10)]).verified is verified
+
+
+def test_inputs_one_bit_off_are_asked_for_where_numbers_are_not_whole(tmp_path):
+    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, (4,)) for name in ("x", "y")]
+    graph = helper.make_graph([helper.make_node("Neg", ["x"], ["y"])], "moved", ends[:1], ends[1:])
+    path = tmp_path / "moved.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)]), path)
+    given = np.array([3, 0.1, np.inf, -2.5], np.float32)
+    answers = [-answer[0] for answer in ReferenceAnswers(path, {"x": given}).nearby()]
+    assert len(answers) == NEARBY
+    for number, values in enumerate(zip(*answers, strict=True)):
+        value = given[number]
+        near = {value} if number in (0, 2) else {np.nextafter(value, np.float32(way)) for way in (-np.inf, np.inf)}
+        assert set(values) <= near
+    assert len({answer.tobytes() for answer in answers}) > 1
+    assert ReferenceAnswers(path, {"x": np.arange(4, dtype=np.float32)}).nearby() == ()
