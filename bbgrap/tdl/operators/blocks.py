@@ -6,7 +6,7 @@ from math import prod
 
 import numpy as np
 
-from bbgrap.graph.types import Attribute
+from bbgrap.graph.types import Attribute, DType
 from bbgrap.shapemap import ShapeMap
 from bbgrap.tdl.language import ALL, Description, Index, IndexExpression, Opaque, ScalarCall, operand
 from bbgrap.tdl.operators.common import (
@@ -120,7 +120,12 @@ def describe_col2im(site: Site) -> Description | None:
 
 
 def describe_affine_grid(site: Site) -> Description | None:
-    """out[n, s..., :] = theta[n] applied to the place of s in a grid; the grid stays whole."""
+    """out[n, s..., :] = theta[n] applied to the place of s in a grid; the grid stays whole.
+
+    In 16 bits all does: onnxruntime (1.32) has no kernel then, and ONNX's function in its place fails at a single image.
+    """
+    if site.outputs[0].dtype is DType.FLOAT16:
+        return None
     out = output_indices(site)
     return with_whole_axes("affine_grid", out, [operand(0)[out[0], ALL, ALL]], range(1, len(out)))
 
