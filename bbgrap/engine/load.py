@@ -23,10 +23,15 @@ from bbgrap.engine.sessions import make_session
 from bbgrap.engine.true_types import typed_graph
 from bbgrap.errors import ModelError
 from bbgrap.graph.onnx_free import has_free_inputs, moving_axes
+from bbgrap.graph.onnx_group_norms import with_plain_group_norms
 from bbgrap.graph.onnx_io import OnnxModel, as_model_error, read_model, with_input_shapes
 from bbgrap.graph.onnx_read import checker_fault
 from bbgrap.graph.onnx_subnormal import without_subnormal_weights
 from bbgrap.graph.types import Graph
+from bbgrap.tdl.bit_sensitive import CHOOSING, CONTROL, ROUNDING
+
+JUMPS = ROUNDING | CHOOSING | CONTROL
+"""Operators behind which other bits may be another answer."""
 
 _WITH_BODIES = ("If", "Loop", "Scan", "SequenceMap")
 
@@ -87,13 +92,13 @@ def folded(model: OnnxModel, shapes: Mapping[str, tuple[int, ...]]) -> OnnxModel
         ModelError: if onnxruntime cannot load the model.
         InputError: if the shapes do not fit the model's inputs.
     """
-    current = in_current_opset(model, shapes)
+    current = with_plain_group_norms(in_current_opset(model, shapes), JUMPS)
     try:
         made = fold(current)
     except ModelError:
         if current is model:
             raise
-        made = fold(model)  # the converter made what onnxruntime cannot run
+        made = fold(model)  # what was made of it onnxruntime cannot run
     return without_subnormal_weights(made)  # folding makes some, too: a weight times a small scale
 
 
