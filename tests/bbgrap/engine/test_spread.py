@@ -1,7 +1,7 @@
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 
 from bbgrap.comparison import Rule
 from bbgrap.engine.reference import Reference
@@ -81,3 +81,21 @@ def test_inputs_one_bit_off_are_asked_for_where_numbers_are_not_whole(tmp_path):
         assert set(values) <= near
     assert len({answer.tobytes() for answer in answers}) > 1
     assert ReferenceAnswers(path, {"x": np.arange(4, dtype=np.float32)}).nearby() == ()
+
+
+def test_inputs_that_fail_one_bit_off_say_nothing(tmp_path):
+    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, (8,)) for name in ("x", "y")]
+    nodes = [
+        helper.make_node("Mul", ["x", "ten"], ["tens"]),
+        helper.make_node("Floor", ["tens"], ["floor"]),
+        helper.make_node("Cast", ["floor"], ["place"], to=TensorProto.INT64),
+        helper.make_node("Gather", ["table", "place"], ["y"]),
+    ]
+    weights = [numpy_helper.from_array(np.array(array, np.float32), name) for name, array in (("ten", 10), ("table", [1, 2, 3, 4, 5]))]
+    graph = helper.make_graph(nodes, "range", ends[:1], ends[1:], weights)
+    path = tmp_path / "range.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)]), path)
+    edge = np.nextafter(np.float32(0.5), np.float32(0))
+    witnesses = ReferenceAnswers(path, {"x": np.full(8, edge, np.float32)})
+    assert witnesses.expected[0].tolist() == [5] * 8
+    assert witnesses.nearby() == ()
