@@ -23,8 +23,9 @@ from typing import Any
 import numpy as np
 from onnx import AttributeProto, NodeProto, TensorProto, helper, numpy_helper
 
+from bbgrap.errors import ModelError
 from bbgrap.graph.onnx_infer import infer_shapes
-from bbgrap.graph.onnx_read import OnnxModel
+from bbgrap.graph.onnx_read import BROKEN, OnnxModel
 from bbgrap.graph.onnx_tidy import copy_of, graphs_of, refill
 
 _SINCE = 21
@@ -35,15 +36,16 @@ _FLOATS = frozenset({TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16,
 def with_plain_group_norms(model: OnnxModel, jumps: Collection[str]) -> OnnxModel:
     """Return a model with its group normalisations in 32 bits written out, unless it has one of the operators `jumps`; else the same one.
 
-    Casts to other types than floats jump, too.
-
-    Raises:
-        InferenceError, RuntimeError: as onnx does.
+    Casts to other types than floats jump, too. A model of which onnx infers nothing stays as it is: whether it runs is not said here.
     """
     proto = model.proto
     if model.opsets.get("", 0) < _SINCE or not any(_is_norm(node) for node in proto.graph.node) or _jumps(model, jumps):
         return model
-    ranks = {value.name: len(value.type.tensor_type.shape.dim) for value in infer_shapes(proto).graph.value_info}
+    try:
+        inferred = infer_shapes(proto).graph
+    except (ModelError, *BROKEN):
+        return model
+    ranks = {value.name: len(value.type.tensor_type.shape.dim) for value in (*inferred.input, *inferred.value_info)}
     kinds = {tensor.name: tensor for tensor in proto.graph.initializer if tensor.data_type == TensorProto.FLOAT and len(tensor.dims) == 1}
     made = copy_of(proto)
     taken = {name for node in proto.graph.node for name in node.output} | {tensor.name for tensor in proto.graph.initializer}
