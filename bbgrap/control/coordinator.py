@@ -168,6 +168,7 @@ class CoordinatorMachine:
             if files is None:
                 continue
             standby = self.standbys.of(kept.model, files)
+            standby.ran_late = True  # it may never have answered, nor end: no agent is taken to find that out again where nobody waits
             if kept.options is None:
                 plan = standby
                 plan.planned, plan.latest = planned, kept.job
@@ -176,7 +177,7 @@ class CoordinatorMachine:
                 if not plan.variants:
                     plan.policy = LeastFinishTime() if plan.is_stream else LowestLatency()
                 plan.serves, plan.latest, plan.timed = True, kept.job, kept.job
-                plan.is_proven = True  # not its standby, which is kept as soon as it is loaded: it may never have answered
+                plan.is_proven = True  # not its standby, which is kept as soon as it is loaded
             plan.quarantine = kept.quarantine
             self.loading.restore(plan, kept, planned, now)
 

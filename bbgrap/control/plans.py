@@ -252,7 +252,7 @@ class ServedPlan:
     is_proven: bool = False
     """Whether a request on it has ended without ending its worker."""
     ran_late: bool = False
-    """Of a standby: whether a request has run on it for too long before any has ended."""
+    """Of a standby: whether a request has run on it for too long before any has ended, or may have, before the coordinator came back."""
     state: tuple[tuple[str, str], ...] = ()
     """Inputs, and the outputs that they are in the next request of a sequence."""
     top: tuple[tuple[str, int], ...] = ()

@@ -272,3 +272,22 @@ def test_a_plan_of_inputs_that_are_too_large_to_make_serves_without_having_been_
     served = wire.run()
     wire.until_answered(served)
     assert isinstance(wire.answer(served), c.RunResult)
+
+
+def test_a_coordinator_that_comes_back_takes_no_agent_to_find_out_whether_a_model_ends():
+    """It does not know whether a standby ever answered. The next request that ends tells it, and plans over new agents go on."""
+    wire, call, _ = proving()
+    wire.until_answered(call)
+    wire.wait(60)
+    wire.restart_coordinator()
+    wire.settle()
+    began, carry = [], wire.carry_coordinator
+    wire.carry_coordinator = lambda done: (began.append(done), carry(done))
+    wire.add_agent("c")
+    wire.wait(60)
+    wire.until_answered(wire.run())
+    wire.wait(60)
+    starts = [done for done in began if isinstance(done, coordinator_instructions.StartRequest)]
+    assert [start.client for start in starts] == [b"client"]
+    (plan,) = wire.coordinator.planning.plans.values()
+    assert len({variant.world for variant in plan.variants if variant.is_ready}) == 2
