@@ -62,7 +62,7 @@ class ReferenceAnswers:
     @cached_property
     def expected(self) -> Sequence[Array]:
         """The answer of plain onnxruntime, at all optimisations on one thread."""
-        return Reference(self._model).run(self.feeds) if self._expected is None else self._expected
+        return self._reference.run(self.feeds) if self._expected is None else self._expected
 
     def variants(self) -> Sequence[Sequence[Array]]:
         """Return the answers of `VARIANTS`, without those that onnxruntime cannot run."""
@@ -89,6 +89,10 @@ class ReferenceAnswers:
         return compare(answers, self.expected, transfers, self)
 
     @cached_property
+    def _reference(self) -> Reference:
+        return Reference(self._model)
+
+    @cached_property
     def _variants(self) -> tuple[Sequence[Array], ...]:
         answers = () if self._draws else (self._answer(level, threads) for level, threads in VARIANTS)
         return tuple(answer for answer in answers if answer is not None)
@@ -99,17 +103,15 @@ class ReferenceAnswers:
         moved = [{name: _moved(value, random) for name, value in self.feeds.items()} for _ in range(NEARBY)]
         if self._draws or all(value is self.feeds[name] for name, value in moved[0].items()):
             return ()
-        reference = Reference(self._model)
         try:
-            return tuple(reference.run(feeds) for feeds in moved)
+            return tuple(self._reference.run(feeds) for feeds in moved)
         except ExecutionError:
             return ()  # one bit off, an input may be out of a range
 
     @cached_property
     def _draws(self) -> bool:
         """Whether one session answers the same question in two ways."""
-        reference = Reference(self._model)
-        first, again = reference.run(self.feeds), reference.run(self.feeds)
+        first, again = self._reference.run(self.feeds), self._reference.run(self.feeds)
         return compare(again, first).rule > Rule.ROUNDING
 
     def _answer(self, level: ort.GraphOptimizationLevel, threads: int) -> Sequence[Array] | None:

@@ -24,6 +24,7 @@ import numpy as np
 from onnx import AttributeProto, NodeProto, TensorProto, helper, numpy_helper
 
 from bbgrap.errors import ModelError
+from bbgrap.graph.lower import unique_name
 from bbgrap.graph.onnx_infer import infer_shapes
 from bbgrap.graph.onnx_read import BROKEN, OnnxModel
 from bbgrap.graph.onnx_tidy import copy_of, graphs_of, refill
@@ -48,7 +49,8 @@ def with_plain_group_norms(model: OnnxModel, jumps: Collection[str]) -> OnnxMode
     ranks = {value.name: len(value.type.tensor_type.shape.dim) for value in (*inferred.input, *inferred.value_info)}
     kinds = {tensor.name: tensor for tensor in proto.graph.initializer if tensor.data_type == TensorProto.FLOAT and len(tensor.dims) == 1}
     made = copy_of(proto)
-    taken = {name for node in proto.graph.node for name in node.output} | {tensor.name for tensor in proto.graph.initializer}
+    taken = {name for node in proto.graph.node for name in node.output}
+    taken |= {value.name for value in (*proto.graph.input, *proto.graph.initializer)}
     nodes: list[NodeProto] = []
     for node in made.graph.node:
         rank = ranks.get(node.input[0], 0) if _is_norm(node) else 0
@@ -89,7 +91,8 @@ def _written_out(node: NodeProto, rank: int, channels: int, taken: set[str]) -> 
         "channels": np.array([channels, *[1] * (rank - 2)]),
     }
     made = ("groups", "normal", "shape", "map", "scale", "bias", "scaled")
-    names = {part: _untaken(f"{node.output[0]}_{part}", taken) for part in (*arrays, *made)}
+    names = {part: unique_name(f"{node.output[0]}_{part}", taken) for part in (*arrays, *made)}
+    taken.update(names.values())
     x, scale, bias = node.input
     steps: list[tuple[str, list[str], str, dict[str, Any]]] = [
         ("Reshape", [x, names["grouped"]], names["groups"], {}),
@@ -103,10 +106,3 @@ def _written_out(node: NodeProto, rank: int, channels: int, taken: set[str]) -> 
     ]
     weights = [numpy_helper.from_array(array, names[part]) for part, array in arrays.items()]
     return weights, [helper.make_node(kind, reads, [writes], name=f"{writes}_node", **more) for kind, reads, writes, more in steps]
-
-
-def _untaken(name: str, taken: set[str]) -> str:
-    while name in taken:
-        name += "_"
-    taken.add(name)
-    return name

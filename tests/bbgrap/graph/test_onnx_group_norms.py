@@ -25,18 +25,18 @@ from tests.victim import Victim
 EPSILON = 1e-3
 
 
-def saved(path: Path, shape, groups: int, *, more=(), dtype=TensorProto.FLOAT, given_scale=False, opset=21) -> Path:
+def saved(path: Path, shape, groups: int, *, more=(), dtype=TensorProto.FLOAT, given_scale=False, opset=21, entry="x") -> Path:
     """What comes behind a map, a Relu of x (x itself if there is one group), that is normalised by drawn scales and biases."""
     random = np.random.default_rng(groups)
     numpy_dtype = helper.tensor_dtype_to_np_dtype(dtype)
     weights = [numpy_helper.from_array(random.standard_normal(shape[1]).astype(numpy_dtype), name) for name in ("s", "b")]
-    inputs = [helper.make_tensor_value_info("x", dtype, shape)]
+    inputs = [helper.make_tensor_value_info(entry, dtype, shape)]
     if given_scale:
         inputs.append(helper.make_tensor_value_info("s", dtype, (shape[1],)))
         weights = weights[1:]
     nodes = [
-        *([helper.make_node("Relu", ["x"], ["map"])] if groups > 1 else []),
-        helper.make_node("GroupNormalization", ["map" if groups > 1 else "x", "s", "b"], ["y"], num_groups=groups, epsilon=EPSILON),
+        *([helper.make_node("Relu", [entry], ["map"])] if groups > 1 else []),
+        helper.make_node("GroupNormalization", ["map" if groups > 1 else entry, "s", "b"], ["y"], num_groups=groups, epsilon=EPSILON),
         *more,
     ]
     output = helper.make_tensor_value_info(nodes[-1].output[0], nodes[-1].attribute[0].i if more else dtype, None)
@@ -47,7 +47,7 @@ def saved(path: Path, shape, groups: int, *, more=(), dtype=TensorProto.FLOAT, g
 
 def answer(model, x):
     data, weights = model.detached()
-    return make_session(data, weights=weights, threads=1).run(None, {"x": x})[0]
+    return make_session(data, weights=weights, threads=1).run(None, {model.inputs[0].name: x})[0]
 
 
 @given(st.integers(1, 3), st.sampled_from([1, 2, 3]), st.integers(1, 3), st.lists(st.integers(1, 9), min_size=1, max_size=3))
@@ -101,8 +101,10 @@ def test_a_model_that_onnx_cannot_infer_is_left_to_onnxruntime(tmp_path, monkeyp
     assert with_plain_group_norms(model, JUMPS) is model
 
 
-def test_names_that_are_there_are_not_taken(tmp_path):
-    path = saved(tmp_path / "m.onnx", (1, 8, 16, 16), 4, more=[helper.make_node("Cast", ["y"], ["y_normal"], to=TensorProto.FLOAT)])
-    model = read_model(path)
+@pytest.mark.parametrize("part", ["grouped", "ones", "groups", "normal", "shape", "map", "scale", "scaled"])
+def test_names_that_are_there_are_not_taken(tmp_path, part):
+    behind = helper.make_node("Cast", ["y"], [f"y_{part}"], to=TensorProto.FLOAT)
     x = np.random.default_rng(0).standard_normal((1, 8, 16, 16)).astype(np.float32)
-    assert np.abs(answer(with_plain_group_norms(model, JUMPS), x) - answer(model, x)).max() < 1e-5
+    for case in ({"more": [behind]}, {"entry": f"y_{part}"}):
+        model = read_model(saved(tmp_path / "m.onnx", (1, 8, 16, 16), 4, **case))
+        assert np.abs(answer(with_plain_group_norms(model, JUMPS), x) - answer(model, x)).max() < 1e-5
