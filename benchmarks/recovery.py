@@ -43,6 +43,8 @@ DEADLINE_S = 60.0
 AFTER_S = 30.0
 """How long is looked after a fault was healed."""
 _CALM_S = 3.0
+_ENDS_WITHIN_S = DEADLINE_S + 5.0
+"""How long clients that were told to end wait for what they have asked."""
 _PLAN_WITHIN_S = 120.0
 _STANDBY = {"standby", "", "nobody yet"}
 """What serves as long as no plan does."""
@@ -203,7 +205,7 @@ def clients_of(machines: Machines, home: Path, name: str = "clients", token: Pat
         with suppress(BrokenPipeError):
             stream.close()
         try:
-            process.wait(10.0)
+            process.wait(_ENDS_WITHIN_S)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()

@@ -66,13 +66,13 @@ def asked(name: str, folder: Path) -> Asked:
             feeds = tuple({"x": SMOOTH.feed(number)} for number in range(INPUTS))
             return Asked(SMOOTH.model, feeds, tuple([SMOOTH.answer(feed["x"])] for feed in feeds), exact=True)
         case "killer":
-            return Asked(killer_model(name), ({"x": np.full(4, -(2**63)), "d": np.full(4, -1)},), None)
+            return Asked(_file(folder, name, killer_model(name)), ({"x": np.full(4, -(2**63)), "d": np.full(4, -1)},), None)
         case "deadly":
-            return Asked(deadly_model(name), ({"x": np.ones(4, np.int64)},), None)
+            return Asked(_file(folder, name, deadly_model(name)), ({"x": np.ones(4, np.int64)},), None)
         case "endless":
-            return Asked(endless_model(name, 1.5), ({"x": np.full(4, 2.0, np.float32)},), None)
+            return Asked(_file(folder, name, endless_model(name, 1.5)), ({"x": np.full(4, 2.0, np.float32)},), None)
         case "stuck":
-            return Asked(endless_model(name, 0.5), ({"x": np.ones(4, np.float32)},), None)
+            return Asked(_file(folder, name, endless_model(name, 0.5)), ({"x": np.ones(4, np.float32)},), None)
         case "bulky" | "fresh":
             model = matrix_model(name, 1536 if kind == "bulky" else 64, int(number or 0))
             feeds = tuple({"x": np.random.default_rng(n).normal(size=_row(model)).astype(np.float32)} for n in range(INPUTS))
@@ -99,6 +99,14 @@ def _plain(model: Path | bytes, feeds: tuple[Feed, ...]) -> list[list[Array]]:
     options.intra_op_num_threads = 1
     session = ort.InferenceSession(model if isinstance(model, bytes) else str(model), options, ["CPUExecutionProvider"])
     return [session.run(None, dict(feed)) for feed in feeds]
+
+
+def _file(folder: Path, name: str, model: bytes) -> Path:
+    """Write a model to a file that the cluster's log calls it by, and return that."""
+    path = folder / f"{name.replace(':', '_')}.onnx"
+    folder.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(model)
+    return path
 
 
 def killer_model(name: str) -> bytes:

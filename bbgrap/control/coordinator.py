@@ -284,7 +284,12 @@ class CoordinatorMachine:
         return self.recovery.lose_variant(variant, member.name, reason, now)
 
     def _on_worker_lost(self, member: Member, message: WorkerLost, now: float) -> list[CoordinatorInstruction]:
-        told = Log(f"the worker of agent '{member.name}' ended: {message.reason}", event="worker lost", node=member.name)
+        known = {epoch: variant for epoch in (message.epoch, message.loading) if (variant := self.loading.by_epoch.get(epoch))}
+        whose = "".join(f"; epoch {epoch} is of {variant.plan.called}" for epoch, variant in known.items())
+        model = next(iter(known.values())).plan.model if len(known) == 1 else ""  # of two, either may have ended it
+        told = Log(
+            f"the worker of agent '{member.name}' ended: {message.reason}{whose}", event="worker lost", node=member.name, model=model
+        )
         blamed = self.blame.worker_ended(member, message, now) if message.ended_by.guilty else []
         variants = self.loading.load_again(member, now)
         self.recovery.let_go(now, member.name)

@@ -18,7 +18,7 @@ from bbgrap.control.links import Links
 from bbgrap.control.loading import Loading
 from bbgrap.control.membership import Member, Members
 from bbgrap.control.planning import standby_key
-from bbgrap.control.plans import Job, ServedPlan
+from bbgrap.control.plans import Job, ServedPlan, Variant
 from bbgrap.control.stalls import is_behind_another, is_stuck
 from bbgrap.control.variants import LeastFinishTime
 from bbgrap.protocol.client_messages import ModelFile
@@ -88,15 +88,14 @@ class Standbys:
             standby.job = Job(next(self.loading.epochs))
             return [StartStandby(standby.job.number, standby.files, standby.state, standby.top)]
         there = [variant for variant in standby.variants if not variant.away]
-        if len(there) >= COPIES or any(variant.tracker.state == "loading" for variant in there):
-            return []
-        if standby.outstanding and not standby.is_proven and any(not is_behind_another(variant, self.loading) for variant in there):
-            # A second agent loads, and tries, what may never end once that has answered.
+        if len(there) >= COPIES or any(self._comes_first(variant) for variant in there):
             return []
         member = self._next_node(standby, now)
         if member is None:
             if standby.refused and not standby.variants and standby.refused.keys() >= self.members.by_name.keys():
                 standby.fails("", Fault.EXECUTION, next(iter(standby.refused.values())), now)
+            return []
+        if any(variant.tracker.state == "loading" and self._queue(variant) <= self.loading.to_load(member.name) for variant in there):
             return []
         done = make_room(self.loading, {member.name: _incoming(standby)}, standby, now)
         if done is None:
@@ -104,6 +103,21 @@ class Standbys:
         nodes = ((member.name, member.place),)
         self.loading.add(standby, standby.planned[0], nodes, standby.latest, "", now)
         return [*done, *self.loading.advance(standby, now)]
+
+    def _comes_first(self, variant: Variant) -> bool:
+        """Whether the second copy waits for this one: until it is loaded, and until a model that somebody waits for has answered.
+
+        It may never end, and then takes one agent. Where somebody waits and it has others to load first, which may end its worker again
+        and again, another agent loads it, too.
+        """
+        standby = variant.plan
+        if variant.tracker.state == "loading":
+            return not standby.outstanding or self._queue(variant) <= MUCH_TO_LOAD
+        return bool(standby.outstanding) and not standby.is_proven and not is_behind_another(variant, self.loading)
+
+    def _queue(self, variant: Variant) -> int:
+        """Return how many variants the agent of a copy has still to load."""
+        return max(map(self.loading.to_load, variant.parts))
 
     def lacks_room(self, standby: ServedPlan, now: float) -> bool:
         """Whether no node has room for the model."""
@@ -161,9 +175,10 @@ class Standbys:
         return []
 
     def waits_for_time(self, now: float) -> Iterator[ServedPlan]:
-        """Yield the standbys of which something may be tried again, or of which a copy may wait for what does not end."""
+        """Yield the standbys of which something may be tried again, or of which a copy may wait for others, or for what does not end."""
         for standby in self.by_model.values():
-            if standby.again_at <= now or (standby.outstanding and not standby.is_proven):
+            is_there = standby.is_proven and any(variant.is_ready for variant in standby.variants)
+            if standby.again_at <= now or (standby.outstanding and not is_there):
                 yield standby
 
     def failed(self, standby: ServedPlan, event: PlanFailed, now: float) -> list[CoordinatorInstruction]:

@@ -49,6 +49,17 @@ def test_a_worker_that_ended_once_is_not_counted_twice():  # 50194: its control 
     assert not plan.quarantine
 
 
+@pytest.mark.parametrize("computes", [True, False])
+def test_who_reads_of_a_worker_that_ended_learns_what_models_it_had(computes):
+    wire = ready_wire("a", "b")
+    (plan,) = wire.coordinator.planning.plans.values()
+    (copy, *_), (variant, *_) = plan.standby.variants, plan.variants
+    wire.told.clear()
+    say(wire, "a", m.WorkerLost("it ended", copy.epoch if computes else 0, 0, m.EndedBy.CRASH, variant.epoch))
+    owned = [f"epoch {epoch} is of {plan.called}" for epoch in ((copy.epoch, variant.epoch) if computes else (variant.epoch,))]
+    assert f"the worker of agent 'a' ended: it ended; {'; '.join(owned)}" in wire.told
+
+
 @pytest.mark.parametrize("before", [m.EndedBy.CRASH, m.EndedBy.MEMORY])
 def test_what_wanted_memory_once_is_not_to_blame_for_a_crash_beside_it(before):
     """34115419: another model, computed meanwhile, was the killer; the one that was loaded was run no more."""

@@ -96,6 +96,32 @@ def test_a_second_agent_loads_a_model_that_is_asked_for_once_that_has_answered()
     assert {name for variant in standby.variants for name in variant.parts} == {"a", "b"}
 
 
+@pytest.mark.parametrize("others", [MUCH_TO_LOAD - 1, MUCH_TO_LOAD])
+def test_a_model_that_is_asked_for_does_not_wait_behind_what_one_agent_loads(others):
+    """What that agent loads first may end its worker again and again."""
+    wire = joined_wire("a")
+    wire.plan = lambda _: None
+    carry = wire.carry_agent
+
+    def load_nothing(agent, instruction):
+        if agent.name != "a" or not isinstance(instruction, Deploy):
+            carry(agent, instruction)
+
+    wire.carry_agent = load_nothing
+    for number in range(others):
+        bring(wire, number)
+    wire.call(lambda call: c.PrepareModel(call, MODEL, {"x": (2, 2)}, PlanOptions(), wait=False))
+    call = wire.run()
+    wire.wait(0.5)
+    wire.add_agent("b")
+    wire.wait(0.5)
+    (standby,) = (standby for standby in wire.coordinator.standbys.by_model.values() if standby.model == MODEL)
+    assert [list(variant.parts) for variant in standby.variants] == [["a"], ["b"]][: 1 + (others == MUCH_TO_LOAD)]
+    if others == MUCH_TO_LOAD:
+        wire.settle()
+        assert isinstance(wire.answer(call), c.RunResult)
+
+
 def test_an_answer_of_a_plan_proves_its_model():
     wire = ready_wire("a", "b")
     wire.kept = {job: plan for job, plan in wire.kept.items() if plan.options is not None}

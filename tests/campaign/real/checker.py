@@ -4,7 +4,7 @@ It knows nothing of the code: it reads what clients sent and got, and what was d
 
 Breaches are: an answer that is wrong, or a second one; no answer at all; an error that is not allowed, comes too late, or names nobody; a
 node that does not come back; a key that was taken back and still opens something after a second; memory, descriptors or disk that grow;
-a worker that dies of a model more than twice.
+more than two workers that die of one model.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import statistics
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise, zip_longest
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,9 @@ GROWTH = {"rss": (1.5, 64 << 20), "descriptors": (1.3, 16), "disk": (1.3, 64 << 
 _HOSTILE = ("killer", "endless", "deadly", "stuck")
 _OWN_MAKER = ("bulky",)
 """Tasks that ask too much of a machine that a fault has made small: they may be refused, with words."""
+_DEADLY = re.compile(r"model '((?:killer|deadly)_\d+)'")
+_SIGNAL = "SIGFPE"
+"""How they end a worker."""
 _NAMES = re.compile(r"agent\d|agent '|tcp://|deadline|coordinator|busy|node")
 
 
@@ -283,17 +286,17 @@ def _check_growth(lines: Sequence[Line], verdict: Verdict) -> None:
 
 
 def _check_deaths(lines: Sequence[Line], verdict: Verdict) -> None:
-    """A hostile model that comes alone ends two workers at most, before the next fault ends others."""
-    healed = {line["fault"]: line["t"] for line in lines if line["what"] == "healed"}
-    workers = [line for line in lines if line["what"] == "worker"]
-    faults = [line for line in lines if line["what"] == "fault"]
-    for fault, following in zip_longest(faults, faults[1:]):
-        if fault["kind"] in {"killer model", "deadly model"} and fault["alone"]:
-            until = healed.get(fault["fault"], fault["t"]) + AFTER_S
-            until = until if following is None else min(until, following["t"])
-            deaths = sum(fault["t"] < line["t"] < until for line in workers)
-            if deaths > 2:
-                verdict.breach("a model ended too many workers", f"at {fault['t']:.1f}: {deaths}")
+    """A hostile model ends two workers at most, until the coordinator is hurt, which may forget what has ended them.
+
+    A worker that another hostile model may have ended does not count.
+    """
+    forgets = [line["t"] for line in lines if line["what"] == "fault" and "coordinator" in line["targets"]]
+    ended = [(line["t"], _DEADLY.findall(line["text"])) for line in lines if line["what"] == "worker ended" and _SIGNAL in line["text"]]
+    sent = {line["task"]: line["t"] for line in reversed(lines) if line["what"] == "sent"}
+    for task, began in sent.items():
+        name, until = task.replace(":", "_"), min((t for t in forgets if t >= began), default=float("inf"))
+        if (deaths := sum(began < t < until and set(named) == {name} for t, named in ended)) > 2:
+            verdict.breach("a model ended too many workers", f"{task}, at {began:.1f}: {deaths}")
 
 
 def _check_keys(lines: Sequence[Line], verdict: Verdict) -> None:

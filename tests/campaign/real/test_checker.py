@@ -101,12 +101,19 @@ def test_growth_is_found():
 
 
 def test_a_model_that_ends_many_workers_is_found():
-    workers = [{"t": 10.0 + t, "what": "worker", "agent": "agent0", "pid": t} for t in range(3)]
-    attack = (fault(1, 9.0, "killer model"), healed(1, 12.0), *stream())
-    assert found(*attack, *workers[:2]) == set()
-    assert found(*attack, *workers) == {"a model ended too many workers"}
-    # What the next fault ends is not the model's.
-    assert found(*attack, *workers[:2], fault(2, 14.0, "worker killed"), {**workers[2], "t": 14.5}, healed(2, 14.1)) == set()
+    def ended(t, by="SIGFPE", also=""):
+        text = f"the worker of agent 'a' ended: the worker was ended by {by} while computing request 1 of epoch 2; epoch 2 is of "
+        return {"t": t, "what": "worker ended", "text": f"{text}model 'killer_7' (01234567){also}"}
+
+    attack = (fault(1, 9.0, "killer model"), sent(999, 9.1, "killer:7"), failed(999, 12.1), healed(1, 12.0), *stream())
+    assert found(*attack, *map(ended, (9.5, 10.5))) == set()
+    assert found(*attack, *map(ended, (9.5, 10.5, 11.5))) == {"a model ended too many workers"}
+    # What others may have ended is not the model's, nor what the system or the nanny ends.
+    assert found(*attack, *map(ended, (9.5, 10.5)), ended(11.5, also="; epoch 3 is of model 'deadly_8' (89abcdef)")) == set()
+    assert found(*attack, *map(ended, (9.5, 10.5)), ended(11.5, by="SIGKILL")) == set()
+    # A coordinator that was hurt may have forgotten the first ones.
+    restart = {**fault(2, 11.0, "coordinator killed"), "targets": ["coordinator"]}
+    assert found(*attack, *map(ended, (9.5, 10.5, 11.5)), restart, healed(2, 11.1)) == set()
 
 
 def test_a_line_that_was_cut_by_a_kill_is_left_out(tmp_path):
