@@ -39,7 +39,8 @@ GROWTH = {"rss": (1.5, 64 << 20), "descriptors": (1.3, 16), "disk": (1.3, 64 << 
 _HOSTILE = ("killer", "endless", "deadly", "stuck")
 _OWN_MAKER = ("bulky",)
 """Tasks that ask too much of a machine that a fault has made small: they may be refused, with words."""
-_DEADLY = re.compile(r"model '((?:killer|deadly)_\d+)'")
+_DEADLY = ("killer_", "deadly_")
+_MODEL = re.compile(r"is of model '([^']*)'")
 _SIGNAL = "SIGFPE"
 """How they end a worker."""
 _NAMES = re.compile(r"agent\d|agent '|tcp://|deadline|coordinator|busy|node")
@@ -288,15 +289,16 @@ def _check_growth(lines: Sequence[Line], verdict: Verdict) -> None:
 def _check_deaths(lines: Sequence[Line], verdict: Verdict) -> None:
     """A hostile model ends two workers at most, until the coordinator is hurt, which may forget what has ended them.
 
-    A worker that another hostile model may have ended does not count.
+    A worker that had two models says nothing of either, so there may be two of those besides.
     """
     forgets = [line["t"] for line in lines if line["what"] == "fault" and "coordinator" in line["targets"]]
-    ended = [(line["t"], _DEADLY.findall(line["text"])) for line in lines if line["what"] == "worker ended" and _SIGNAL in line["text"]]
+    ended = [(line["t"], set(_MODEL.findall(line["text"]))) for line in lines if line["what"] == "worker ended" and _SIGNAL in line["text"]]
     sent = {line["task"]: line["t"] for line in reversed(lines) if line["what"] == "sent"}
     for task, began in sent.items():
         name, until = task.replace(":", "_"), min((t for t in forgets if t >= began), default=float("inf"))
-        if (deaths := sum(began < t < until and set(named) == {name} for t, named in ended)) > 2:
-            verdict.breach("a model ended too many workers", f"{task}, at {began:.1f}: {deaths}")
+        deaths = [named for t, named in ended if began < t < until and {m for m in named if m.startswith(_DEADLY)} == {name}]
+        if sum(named == {name} for named in deaths) > 2 or len(deaths) > 4:
+            verdict.breach("a model ended too many workers", f"{task}, at {began:.1f}: {len(deaths)}")
 
 
 def _check_keys(lines: Sequence[Line], verdict: Verdict) -> None:
