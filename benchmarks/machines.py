@@ -148,14 +148,6 @@ class Machines:
         """Return a machine's processes that live: its main process first."""
         return tree(self.processes[machine].pid) if self.runs(machine) else []
 
-    def child(self, machine: str, module: str = "bbgrap_agent.worker") -> int | None:
-        """Return the number of a machine's child process that runs a module."""
-        for process in self.tree(machine)[1:]:
-            with suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
-                if module in process.cmdline():
-                    return process.pid
-        return None
-
     def kill(self, machine: str, *, whole: bool = True) -> None:
         """End a machine at once, as a power cut would: all its processes, or the main one only."""
         process = self.processes.pop(machine)

@@ -175,23 +175,17 @@ class World:
             self.history.note("measured", machine=machine, rss=rss, descriptors=descriptors, disk=disk, processes=len(tree))
 
     def watch_workers(self, stopping: threading.Event) -> None:
-        """Note every worker that is new, and what the coordinator says has ended one, until told to stop."""
-        known: dict[str, int | None] = {}
-        log = self.machines.log(COORDINATOR)
-        read = 0
+        """Note what the coordinator says of workers that ended, until told to stop."""
+        log, read = self.machines.log(COORDINATOR), 0
         while not stopping.wait(0.2):
             with log.open("rb") as file:
                 file.seek(read)
                 text = file.read()
-            read += (whole := text.rfind(b"\n") + 1)
+            whole = text.rfind(b"\n") + 1
+            read += whole
             for line in text[:whole].decode(errors="replace").splitlines():
                 if "the worker of agent" in line:
                     self.history.note("worker ended", text=line)
-            for agent in self.agents:
-                pid = self.machines.child(agent)
-                if pid is not None and pid != known.get(agent):
-                    known[agent] = pid
-                    self.history.note("worker", agent=agent, pid=pid)
 
 
 @contextmanager
