@@ -96,6 +96,7 @@ class Standbys:
                 standby.fails("", Fault.EXECUTION, next(iter(standby.refused.values())), now)
             return []
         if any(variant.tracker.state == "loading" and self._queue(variant) <= self.loading.to_load(member.name) for variant in there):
+            # It would wait there as long.
             return []
         done = make_room(self.loading, {member.name: _incoming(standby)}, standby, now)
         if done is None:

@@ -292,16 +292,22 @@ def _check_growth(lines: Sequence[Line], verdict: Verdict) -> None:
 def _check_deaths(lines: Sequence[Line], verdict: Verdict) -> None:
     """A hostile model ends two workers at most, until the coordinator is hurt, which may forget what has ended them.
 
-    A worker that had two models says nothing of either, so there may be two of those besides.
+    A worker that had two models says nothing of either before one of them is loaded again, alone. Where no other fault comes between, that
+    happens, and such workers count as others do; else there may be two of them besides.
     """
-    forgets = [line["t"] for line in lines if line["what"] == "fault" and "coordinator" in line["targets"]]
+    faults = [line for line in lines if line["what"] == "fault"]
     ended = [(line["t"], set(_MODEL.findall(line["text"]))) for line in lines if line["what"] == "worker ended" and _SIGNAL in line["text"]]
     sent = {line["task"]: line["t"] for line in reversed(lines) if line["what"] == "sent"}
     for task, began in sent.items():
-        name, until = task.replace(":", "_"), min((t for t in forgets if t >= began), default=float("inf"))
-        deaths = [named for t, named in ended if began < t < until and {m for m in named if m.startswith(_DEADLY)} == {name}]
-        if sum(named == {name} for named in deaths) > 2 or len(deaths) > 4:
-            verdict.breach("a model ended too many workers", f"{task}, at {began:.1f}: {len(deaths)}")
+        name = task.replace(":", "_")
+        forgets = min((fault["t"] for fault in faults if fault["t"] >= began and "coordinator" in fault["targets"]), default=float("inf"))
+        deaths = [(t, named == {name}) for t, named in ended if t > began and {m for m in named if m.startswith(_DEADLY)} == {name}]
+        before = next((fault for fault in reversed(faults) if fault["t"] <= began), None)
+        following = min((fault["t"] for fault in faults if fault["t"] > began), default=float("inf"))
+        alone = sum(t < following for t, _ in deaths) if before is not None and before["alone"] else 0
+        known, all_of_them = sum(t < forgets and is_known for t, is_known in deaths), sum(t < forgets for t, _ in deaths)
+        if alone > 2 or known > 2 or all_of_them > 4:
+            verdict.breach("a model ended too many workers", f"{task}, at {began:.1f}: {all_of_them}")
 
 
 def _check_keys(lines: Sequence[Line], verdict: Verdict) -> None:
