@@ -35,7 +35,7 @@ RECOVERY_P99_S = 1.5
 AFTER_S = 5.0
 """How long after a fault a time without an answer is taken for its consequence."""
 GROWTH = {"rss": (1.5, 64 << 20), "descriptors": (1.3, 16), "disk": (1.3, 64 << 20)}
-"""How much the least of the last quiet points may be above the first: a factor, and what does not count."""
+"""How much the last quiet points may be above the first: a factor, and what does not count."""
 _HOSTILE = ("killer", "endless", "deadly", "stuck")
 _OWN_MAKER = ("bulky",)
 """Tasks that ask too much of a machine that a fault has made small: they may be refused, with words."""
@@ -268,10 +268,7 @@ def _check_return(lines: Sequence[Line], verdict: Verdict) -> None:
 
 
 def _check_growth(lines: Sequence[Line], verdict: Verdict) -> None:
-    """What machines take at the last quiet points comes back to what they took at the first, and a little.
-
-    It goes up and down with the models that are loaded: their weights are mapped, and a mapping has a descriptor. A leak only goes up.
-    """
+    """What machines take at the last quiet points is what they took at the first, and a little."""
     series: dict[tuple[str, str], list[int]] = defaultdict(list)
     for line in lines:
         if line["what"] == "measured":
@@ -282,7 +279,7 @@ def _check_growth(lines: Sequence[Line], verdict: Verdict) -> None:
         # The first quiet point comes before there are all plans.
         if third < 2:
             continue
-        before, after = statistics.median(values[1 : 1 + third]), min(values[-third:])
+        before, after = statistics.median(values[1 : 1 + third]), statistics.median(values[-third:])
         factor, free = GROWTH[what]
         verdict.growth[f"{machine} {what}"] = round(after / max(before, 1), 3)
         if after > factor * before and after - before > free:

@@ -98,7 +98,6 @@ def test_growth_is_found():
 
     assert found(*points(50, 50, 52, 50, 51, 50, 52)) == set()
     assert found(*points(50, 50, 60, 70, 80, 90, 100)) == {"growth"}
-    assert found(*points(50, 50, 90, 50, 70, 100, 60, 100, 60, 100)) == set()
 
 
 def test_a_model_that_ends_many_workers_is_found():
