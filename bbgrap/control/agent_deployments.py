@@ -1,7 +1,7 @@
 """The deployments of an agent, from `Deploy` to `Release`, over the end of the worker that had loaded them.
 
     Deploy -> CheckWeights -> (WeightsMissing, chunks) -> Deploy to the worker -> Deployed
-    WorkerDied ... WorkerReady -> CheckWeights -> ... -> Deployed
+    WorkerDied ... WorkerReady -> CheckWeights -> ... -> Deployed      (one after the other; what is new comes between)
 
 A worker is told of a release while it looks for weights or loads; its answer comes all the same, perhaps when the epoch has been offered
 again. Laws: such late answers are not those to the new offer; nothing is asked of a worker that is not there; what ended its worker while
@@ -58,6 +58,9 @@ class AgentDeployments:
         self.has_worker = True
         self._doubtful = 0
         self._recent: tuple[int, ...] = ()
+        self._again: deque[int] = deque()
+        """Epochs that the worker has not heard of; it hears of the next one when it has looked for the weights of `_looked_at`."""
+        self._looked_at = 0
         self._abandoned: deque[Abandon] = deque(maxlen=MAX_ABANDONED)
         self._late: dict[int, str] = {}
         """The states in which epochs were released whose worker looked for weights or loaded: of each one answer will come."""
@@ -124,9 +127,13 @@ class AgentDeployments:
         deployment = self.by_epoch.pop(epoch, None)
         if deployment is None:
             return []
-        if self.has_worker and event != "load failed" and deployment.tracker.state in {"offered", "loading"}:
-            self._late.setdefault(epoch, deployment.tracker.state)
+        state = deployment.tracker.state
         deployment.tracker.move(event)
+        if epoch in self._again:  # this worker has not heard of it
+            self._again.remove(epoch)
+            return []
+        if self.has_worker and event != "load failed" and state in {"offered", "loading"}:
+            self._late.setdefault(epoch, state)
         return [Release(epoch)] if self.has_worker else []
 
     def release_others(self, kept: Collection[int]) -> list[AgentInstruction]:
@@ -146,6 +153,9 @@ class AgentDeployments:
 
     def checked(self, event: WeightsChecked, now: float) -> list[AgentInstruction]:
         """Load a deployment whose weights are here, or ask for those that are not."""
+        return [*self._checked(event, now), *self._look_at_next(event.epoch)]
+
+    def _checked(self, event: WeightsChecked, now: float) -> list[AgentInstruction]:
         deployment = self.by_epoch.get(event.epoch)
         if self._is_late(event.epoch, "offered"):
             return [] if deployment is None else [_check(deployment.deploy)]
@@ -177,6 +187,9 @@ class AgentDeployments:
 
     def loaded(self, event: DeploymentLoaded, now: float) -> list[AgentInstruction]:
         """Say that a deployment is ready, or why it cannot be; ask for weights that were damaged on disk meanwhile."""
+        return [*self._loaded(event, now), *self._look_at_next(event.epoch)]
+
+    def _loaded(self, event: DeploymentLoaded, now: float) -> list[AgentInstruction]:
         deployment = self.by_epoch.get(event.epoch)
         # What cannot look for weights says so as what cannot load.
         if self._is_late(event.epoch, "offered", "loading") or deployment is None:
@@ -193,6 +206,7 @@ class AgentDeployments:
         """Load everything again: first what computed last, then whole models, with which each model answers, else in the order it came.
 
         What may have ended the last worker while it was loaded comes before all: nothing is computed meanwhile, so it is alone to blame.
+        What is offered meanwhile waits for two loads at most.
         """
         self.has_worker = True
         for deployment in self.by_epoch.values():
@@ -202,15 +216,24 @@ class AgentDeployments:
         def order(deploy: Deploy) -> tuple[bool, int, bool]:
             return deploy.epoch != self._doubtful, places.get(deploy.epoch, len(places)), not deploy.is_whole
 
-        ordered = sorted((d.deploy for d in self.by_epoch.values()), key=order)
+        self._again.extend(deploy.epoch for deploy in sorted((d.deploy for d in self.by_epoch.values()), key=order))
         # What was on its way to the last worker may come to this one.
         late = [message for message in self._abandoned if message.epoch in self.by_epoch]
-        return [*late, *map(_check, ordered)]
+        return [*late, *self._look_at_next(self._looked_at)]
+
+    def _look_at_next(self, epoch: int) -> list[AgentInstruction]:
+        """Go on with what is loaded again if this epoch is what the worker was to look at: all loads before it have begun."""
+        if epoch != self._looked_at:
+            return []
+        self._looked_at = self._again.popleft() if self._again else 0
+        return [_check(self.by_epoch[self._looked_at].deploy)] if self._looked_at else []
 
     def worker_died(self, event: WorkerDied) -> list[AgentInstruction]:
         """Wait for the next worker with everything but what ended this one while it was loaded."""
         self.has_worker = False
         self._late.clear()
+        self._again.clear()
+        self._looked_at = 0
         # A worker that has not loaded all again before it ended knows of those only that it had.
         recent = (*event.recent, *(epoch for epoch in self._recent if epoch not in event.recent))
         self._recent = tuple(epoch for epoch in recent if epoch in self.by_epoch)
