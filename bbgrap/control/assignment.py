@@ -136,6 +136,11 @@ class RequestAssigner:
             return False
         return not any(fits(variant, request.sequence, request) for variant in there)
 
+    def waits_in_vain(self, plan: ServedPlan, request: Request) -> str:
+        """Return why a request that has ended a worker is not run again before its deadline; nothing if it may be."""
+        standby = plan.standby
+        return standby.quarantine if request.deaths and standby is not None and standby.quarantine_ends > request.deadline else ""
+
     def can_answer(self, standby: ServedPlan, now: float) -> bool:
         """Whether a model's standby answers, or will."""
         failed = standby.failed and not standby.variants and standby.job is None

@@ -103,12 +103,17 @@ class Blame:
 
     def _blame(self, member: Member, message: WorkerLost, epoch: int, request: Request | None, now: float) -> list[CoordinatorInstruction]:
         variant = self.loading.by_epoch.get(epoch)
-        if variant is None or variant.plan.quarantine:
+        if variant is None:
             return []
         plan, by_loading = variant.plan, epoch != message.epoch
         if plan.is_proven and by_loading:
             return []  # it answers where it is loaded; where it cannot be, its load is tried again later and later
         death = Death(member.name, message.ended_by, by_loading, message.reason)
+        if plan.quarantine:
+            if request is not None:
+                request.deaths.append(death)
+                self.loading.touch(request.plan)
+            return []
         if request is not None:
             request.blamed = member.name
             if message.request == plan.deadly:

@@ -179,7 +179,7 @@ class Requests:
         return self._refuse_waiting(plan, *next(iter((reasons or plan.failed).values())))
 
     def _refuse_lost(self, plan: ServedPlan) -> list[CoordinatorInstruction]:
-        """Answer the requests of sequences whose state is gone for good, and those whose inputs nothing takes."""
+        """Answer the requests of sequences whose state is gone for good, those whose inputs nothing takes, and those that run nowhere."""
         done: list[CoordinatorInstruction] = []
         for request in [self.open[number] for number in plan.waiting]:
             if request.sequence is not None and self.sequences.is_lost(request.sequence):
@@ -187,6 +187,8 @@ class Requests:
             elif self.assigner.fits_nowhere(plan, request, self.table.now):
                 fault = Fault.EXECUTION if request.message.reads else Fault.INPUT
                 done += self.table.fail(request.number, "failed", fault, NO_PROGRAM.format(request.number))
+            elif why := self.assigner.waits_in_vain(plan, request):
+                done += self.table.fail(request.number, "failed", Fault.EXECUTION, f"request {request.number} has ended a worker: {why}")
         return done
 
     def _fail_lost(self, request: Request, sequence: Sequence, why: str) -> list[CoordinatorInstruction]:

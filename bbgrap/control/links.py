@@ -50,7 +50,11 @@ class Links:
         """Let everybody answer everybody's pings."""
         everybody = self.members.peers()
         agents = tuple(peer for peer in everybody if peer.name != COORDINATOR)
-        return [HostPings(agents), *(ToAgent(m.identity, AnswerPings(self.members.peers_of(m))) for m in self.members.alive())]
+        return [HostPings(agents), *(self.allow_one(member) for member in self.members.alive())]
+
+    def allow_one(self, member: Member) -> CoordinatorInstruction:
+        """Let an agent answer everybody's pings; said again, for it may have been lost on the way, and then it would never be reached."""
+        return ToAgent(member.identity, AnswerPings(self.members.peers_of(member)))
 
     def lost(self, member: Member) -> None:
         """Forget what is known of an agent that is gone."""
@@ -62,8 +66,7 @@ class Links:
         if any(trial.member is member and name in {peer.name for peer in trial.peers} for trial in self._trials.values()):
             return []
         other = self.members.by_name.get(name)
-        # That it is to answer may have been lost on the way, and then it would never be reached again.
-        told = [] if other is None else [ToAgent(other.identity, AnswerPings(self.members.peers_of(other)))]
+        told = [] if other is None else [self.allow_one(other)]
         return [*told, *self._try(member, tuple(peer for peer in self.members.peers_of(member) if peer.name == name), now)]
 
     def is_suspect(self, first: str, second: str) -> bool:

@@ -216,3 +216,41 @@ def test_a_request_that_has_ended_a_worker_waits_for_that_agents_copy_rather_tha
     assert [again.epoch for again in wire.started.values()] == [copy.epoch]
     wire.until_answered(call)
     assert isinstance(wire.answer(call), c.RunResult)
+
+
+@pytest.mark.parametrize("is_first", [False, True])
+@pytest.mark.parametrize("deadline_s", [40.0, 300.0])
+def test_a_request_that_has_ended_a_worker_does_not_wait_for_a_model_that_is_not_run_before_its_deadline(deadline_s, is_first):
+    """37736634: its plan went on, and it waited for the copy where it had ended a worker until its deadline."""
+    wire = ready_wire("a", "b")
+    wire.until_answered(wire.run())
+    (plan,), (standby,) = wire.coordinator.planning.plans.values(), wire.coordinator.standbys.by_model.values()
+    plan.serves = False
+    call = wire.run(deadline_s)
+    wire.deliver_all()
+    (start,) = wire.started.values()
+    plan.serves = plan.is_proven = True
+    (name,) = wire.nodes_of(start)
+    (other,) = {"a", "b"} - {name}
+
+    def ends(agent, request):
+        say(wire, agent, m.WorkerLost("it crashed", start.epoch, request, m.EndedBy.CRASH))
+        for variant in plan.variants:
+            say(wire, agent, m.Deployed(variant.epoch, 0.0))
+
+    if is_first:
+        ends(name, start.request)
+    ends(other, 77)
+    ends(other, 78)
+    if not is_first:
+        ends(name, start.request)
+    wire.deliver_all()
+    assert standby.quarantine
+    assert not plan.quarantine
+    if deadline_s < FIRST_QUARANTINE_S:
+        assert "has ended a worker: this model, whole, has ended the workers of agents and is not run again" in wire.answer(call).reason
+    else:
+        assert not wire.answers.get(call)
+    innocent = wire.run()
+    wire.until_answered(innocent)
+    assert isinstance(wire.answer(innocent), c.RunResult)

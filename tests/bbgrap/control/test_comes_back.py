@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from bbgrap.cluster.types import NodeProfile
+from bbgrap.cluster.types import COORDINATOR, NodeProfile
 from bbgrap.control import agent_events as ae
 from bbgrap.control import coordinator_events as ce
 from bbgrap.control import coordinator_instructions
@@ -241,3 +241,20 @@ def test_profiles_that_change_leave_no_plans_for_losses_behind():
         wire.call(lambda n: inspection.ForgetProfile(n, "a", measured=False))
         goes_on(wire, 3.0)
     assert len(plan_of(wire).variants) == loaded == 5
+
+
+def test_an_agent_that_heard_nothing_while_another_one_came_answers_its_pings():
+    """37750423: until it was found apart, and then again by each plan; the newcomer computed with nobody for ten seconds."""
+    wire = joined_wire("a")
+    agent = wire.agent("a")
+    while agent.machine.state == "joined":
+        wire.now += 1.0
+        wire.to_agent(agent, ae.AgentTick())
+    asked = wire.queues.pop((agent.identity, b""))
+    wire.add_agent("b")
+    wire.settle()
+    assert agent.machine.state == "joining"
+    wire.queues[agent.identity, b""] = asked
+    wire.settle()
+    assert agent.machine.state == "joined"
+    assert agent.answering == {"b", COORDINATOR}

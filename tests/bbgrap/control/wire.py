@@ -47,6 +47,8 @@ class FakeAgent:
     loaded: set[int] = field(default_factory=set)
     dropped: set[tuple[int, int]] = field(default_factory=set)
     measuring: list[m.Measure | m.MeasureLinks] = field(default_factory=list)
+    answering: frozenset[str] = frozenset()
+    """Whose pings it answers."""
     stopped: bool = False
     ahead_s: float | None = 0.0
     """How far its clock is ahead; None: it does not say how its machine is."""
@@ -316,7 +318,9 @@ class Wire:
                 self.to_agent(agent, m.LinksTried(trial, lost))
             case i.Inspect(number) if agent.ahead_s is not None:
                 self.to_agent(agent, i.Inspected(number, replace(FACTS, clock_s=self.now + agent.ahead_s)))
-            case ae.DropBefore() | m.AnswerPings() | i.Inspect() | ae.Reconnect() | ae.LogLine():
+            case m.AnswerPings(peers):
+                agent.answering = frozenset(peer.name for peer in peers)
+            case ae.DropBefore() | i.Inspect() | ae.Reconnect() | ae.LogLine():
                 pass
 
     def is_there(self, name: str) -> bool:
