@@ -203,7 +203,7 @@ class AgentDeployments:
         return [ToCoordinator(Deployed(event.epoch, event.seconds))]
 
     def worker_ready(self, now: float) -> list[AgentInstruction]:
-        """Load everything again: first what computed last, then whole models, with which each model answers, else in the order it came.
+        """Load everything again: first what computed last, then whole models, with which each model answers, else the newest first.
 
         What may have ended the last worker while it was loaded comes before all: nothing is computed meanwhile, so it is alone to blame.
         What is offered meanwhile waits for two loads at most.
@@ -213,8 +213,8 @@ class AgentDeployments:
             deployment.heard = now
         places = {epoch: place for place, epoch in enumerate(self._recent)}
 
-        def order(deploy: Deploy) -> tuple[bool, int, bool]:
-            return deploy.epoch != self._doubtful, places.get(deploy.epoch, len(places)), not deploy.is_whole
+        def order(deploy: Deploy) -> tuple[bool, int, bool, int]:
+            return deploy.epoch != self._doubtful, places.get(deploy.epoch, len(places)), not deploy.is_whole, -deploy.epoch
 
         self._again.extend(deploy.epoch for deploy in sorted((d.deploy for d in self.by_epoch.values()), key=order))
         # What was on its way to the last worker may come to this one.

@@ -86,7 +86,7 @@ def test_whole_models_are_loaded_again_before_parts_of_them():
     part = deploy_of(3)
     agent.tell(replace(part, segments=tuple(replace(segment, whole=True) for segment in part.segments)))
     agent.die()
-    assert agent.ready_again() == [3, 1, 2]
+    assert agent.ready_again() == [3, 2, 1]
 
 
 def test_what_a_dead_worker_had_is_loaded_by_the_next_one():
@@ -96,8 +96,8 @@ def test_what_a_dead_worker_had_is_loaded_by_the_next_one():
     agent.die(1, 9)
     assert agent.said == [m.WorkerLost(DIED, 1, 9, ended_by=m.EndedBy.OUTSIDE)]
     assert agent.asked == []
-    assert agent.ready_again() == [1, 2]
-    for epoch in (1, 2):
+    assert agent.ready_again() == [2, 1]
+    for epoch in (2, 1):
         agent.handle(ae.DeploymentLoaded(epoch, 0.25))
         assert agent.said == [m.Deployed(epoch, 0.25)]
 
@@ -134,7 +134,7 @@ def test_what_was_being_loaded_is_dropped_if_it_ended_the_worker(ended_by):
     agent.deploy(2, ready=False)
     agent.die(loading=2, ended_by=ended_by)
     assert agent.said == [m.WorkerLost(DIED, 0, 0, ended_by, loading=2), *([m.DeploymentFailed(2, DIED)] if ended_by.guilty else [])]
-    assert agent.ready_again() == ([1] if ended_by.guilty else [1, 2])
+    assert agent.ready_again() == ([1] if ended_by.guilty else [2, 1])
 
 
 @pytest.mark.parametrize("ended_by", [m.EndedBy.MEMORY, m.EndedBy.CRASH])
@@ -336,12 +336,12 @@ def test_what_computed_last_is_loaded_again_first():
     agent = Driven()
     agent.deploy(1, 2, 3, 4, 5)
     agent.handle(ae.WorkerDied(DIED, 0, 0, 0, ended_by=m.EndedBy.OUTSIDE, recent=(4, 2)))
-    assert agent.ready_again() == [4, 2, 1, 3, 5]
+    assert agent.ready_again() == [4, 2, 5, 3, 1]
     agent.handle(ae.WorkerDied(DIED, 0, 0, 0, ended_by=m.EndedBy.OUTSIDE, recent=(5, 4)))
-    assert agent.ready_again() == [5, 4, 2, 1, 3]
+    assert agent.ready_again() == [5, 4, 2, 3, 1]
     agent.tell(m.Release(4))
     agent.handle(ae.WorkerDied(DIED, 0, 0, 3, ended_by=m.EndedBy.OUTSIDE, recent=(99,)))
-    assert agent.ready_again() == [5, 2, 1, 3]
+    assert agent.ready_again() == [5, 2, 3, 1]
 
 
 def test_what_is_offered_while_a_worker_loads_all_again_comes_between():
@@ -349,15 +349,15 @@ def test_what_is_offered_while_a_worker_loads_all_again_comes_between():
     agent.deploy(1, 2, 3)
     agent.die()
     agent.ready()
-    agent.handle(ae.WeightsChecked(1, ()))
+    agent.handle(ae.WeightsChecked(3, ()))
     agent.tell(deploy_of(9))
     queue = []
-    for epoch in (2, 9, 3):
+    for epoch in (2, 9, 1):
         agent.handle(ae.WeightsChecked(epoch, ()))
         queue += agent.asked
     checked = [i.epoch for i in queue if isinstance(i, ae.CheckWeights)]
-    assert [i.epoch for i in queue if isinstance(i, m.Deploy)] == [2, 9, 3]
-    assert checked == [3]
+    assert [i.epoch for i in queue if isinstance(i, m.Deploy)] == [2, 9, 1]
+    assert checked == [1]
 
 
 def test_what_is_released_before_it_is_loaded_again_is_not_loaded():
@@ -365,15 +365,15 @@ def test_what_is_released_before_it_is_loaded_again_is_not_loaded():
     agent.deploy(1, 2, 3, 4)
     agent.die()
     agent.ready()
-    for epoch in (1, 2, 3):
+    for epoch in (4, 3, 2):
         agent.tell(m.Release(epoch))
     # Offered again, and not of those that wait any more.
-    agent.tell(deploy_of(3))
-    assert [i.epoch for i in agent.asked] == [3]
+    agent.tell(deploy_of(2))
+    assert [i.epoch for i in agent.asked] == [2]
     # The worker was to look at the weights of the first one, and goes on to what is left.
-    agent.handle(ae.WeightsChecked(1, ()))
-    assert [i.epoch for i in agent.asked] == [4]
-    for epoch in (3, 4):
+    agent.handle(ae.WeightsChecked(4, ()))
+    assert [i.epoch for i in agent.asked] == [1]
+    for epoch in (2, 1):
         agent.handle(ae.WeightsChecked(epoch, ()))
         assert agent.asked == [deploy_of(epoch)]
         agent.handle(ae.DeploymentLoaded(epoch, 0.1))
@@ -383,11 +383,11 @@ def test_what_is_released_before_it_is_loaded_again_is_not_loaded():
 def test_weights_that_are_missing_or_not_to_be_found_keep_nothing_else_from_being_loaded_again():
     agent = Driven()
     agent.deploy(1, 2, 3)
-    digest = next(iter(deploy_of(1).weight_types))
+    digest = next(iter(deploy_of(3).weight_types))
     agent.die()
     agent.ready()
-    agent.handle(ae.WeightsChecked(1, (digest,)))
-    assert agent.said == [m.WeightsMissing(1, (digest,))]
+    agent.handle(ae.WeightsChecked(3, (digest,)))
+    assert agent.said == [m.WeightsMissing(3, (digest,))]
     assert [i.epoch for i in agent.asked] == [2]
     agent.handle(ae.DeploymentLoaded(2, 0.0, "no file of weights can be opened"))
-    assert [i.epoch for i in agent.asked if isinstance(i, ae.CheckWeights)] == [3]
+    assert [i.epoch for i in agent.asked if isinstance(i, ae.CheckWeights)] == [1]

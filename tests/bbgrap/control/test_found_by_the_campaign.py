@@ -183,7 +183,7 @@ def test_what_has_ended_a_worker_is_to_blame_for_the_next_one_that_loads_it():
             starting.append(agent)
             died = ae.WorkerDied("SIGFPE", computed, 7 if computed else 0, ended_by=m.EndedBy.CRASH, loading=instruction.epoch)
             wire.to_agent(agent, died)
-        else:
+        elif agent not in starting or not isinstance(instruction, ae.CheckWeights):  # a worker that has ended is told nothing
             carry(agent, instruction)
 
     wire.carry_agent = dies
