@@ -3,7 +3,8 @@
 Laws: a request that is blamed runs again where it has ended a worker, so that the others go on; a plan that has ended `MAX_DEATHS` workers
 is not run again, nor planned for other shapes, and everybody who waits for it is told how they ended. A model's plans that have answered
 nothing yet count together: what one of them does to workers, those for other shapes do, too. One that has answered keeps what it has
-loaded, and is tried again after a while, longer each time: a request may have been too large for these machines, and others are not.
+loaded, and is tried again after a while, longer each time: a request may have been too large for these machines, and others are not. So
+is one for which memory was missing, when it is asked for: there may be more by then.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from bbgrap.protocol.faults import Fault
 from bbgrap.protocol.messages import EndedBy, WorkerLost
 
 FIRST_QUARANTINE_S = 60.0
-"""For how long a plan that has answered is not run; four times as long each time. Chosen: two workers lost take the others a second."""
+"""For how long a plan is not run that is tried again; four times as long each time. Chosen: two workers lost take the others a second."""
 LONGEST_QUARANTINE_S = 3600.0
 """Chosen: so often a model whose requests end workers again and again may end two."""
 
@@ -97,8 +98,8 @@ class Blame:
                 plan.quarantine, plan.quarantine_ends, plan.deadly = "", float("inf"), 0
                 plan.deaths.clear()
                 self.loading.touch(plan)
-                if plan.is_proven:  # others wait for their standby
-                    done.append(Log(f"{plan.called} is tried again: it had answered before it ended workers", model=plan.model))
+                if plan.is_proven or plan.is_standby:  # others wait for their standby
+                    done.append(Log(f"{plan.called} may be tried again: it was not run for long enough", model=plan.model))
         return done
 
     def _blame(self, member: Member, message: WorkerLost, epoch: int, request: Request | None, now: float) -> list[CoordinatorInstruction]:
@@ -152,10 +153,11 @@ class Blame:
         what = "this model, whole," if plan.is_standby else f"the plan '{variant.name}'"
         why = f"{what} has ended the workers of agents and is not run again: {_said(deaths)}"
         seconds = float("inf")
-        if plan.is_proven:
+        if plan.is_proven or all(death.ended_by is EndedBy.MEMORY for death in deaths):
             seconds = min(LONGEST_QUARANTINE_S, FIRST_QUARANTINE_S * 4.0 ** min(plan.quarantines, 9))
             plan.quarantines += 1
-            why = f"{why}; since it has answered before, only for {seconds:g} s"
+            since = "since it has answered before" if plan.is_proven else "since there may be more memory later"
+            why = f"{why}; {since}, only for {seconds:g} s"
         done: list[CoordinatorInstruction] = [Log(f"{plan.called}: {why}", event="given up", model=plan.model)]
         if request is not None and request.number in self.requests.open:
             done += self.requests.table.fail(request.number, "failed", Fault.EXECUTION, f"request {request.number}: {why}")
@@ -172,10 +174,11 @@ class Blame:
         return done
 
     def _give_up(self, plan: ServedPlan, why: str, until: float) -> list[CoordinatorInstruction]:
-        """Run a plan no more until then, and do not make it; what will never run is not kept."""
+        """Run a plan no more until then, and do not make it; what has answered nothing is not kept, and made again for whom asks then."""
         plan.quarantine, plan.quarantine_ends = why, until
+        plan.is_dormant = plan.is_standby and not plan.is_proven and not plan.is_condemned
         self.loading.touch(plan)
-        going = list(plan.variants) if plan.is_condemned else []
+        going = [] if plan.is_proven else list(plan.variants)
         dropped = [instruction for variant in going for instruction in self.requests.recovery.drop(variant)]
         return [*self.planning.cancel(plan), *dropped]
 

@@ -246,7 +246,7 @@ class ServedPlan:
     searched: float = float("-inf")
     """Of a standby: when a plan for further shapes was searched for last, in seconds."""
     is_dormant: bool = False
-    """Of a standby: whether it has made room for others; it is made again when somebody waits for a plan of its model."""
+    """Of a standby: whether it has made room for others, or lacked memory; it is loaded again when somebody waits for a plan of it."""
     outstanding: int = 0
     """Its requests that are not answered, wherever they run; of a standby those of its model."""
     is_proven: bool = False

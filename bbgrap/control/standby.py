@@ -54,7 +54,7 @@ class Standbys:
         if standby is None:
             standby = ServedPlan(key, model, files, {}, None, None, LeastFinishTime(), serves=True, state=state, top=top)
             self.by_model[key] = standby
-        standby.is_dormant = False
+        _awaken(standby)
         return standby
 
     def forget_oldest(self, plans: Collection[ServedPlan]) -> list[CoordinatorInstruction]:
@@ -74,7 +74,7 @@ class Standbys:
 
     def wake(self, standby: ServedPlan, now: float) -> list[CoordinatorInstruction]:
         """Do what `consider` does for one that somebody waits for, dormant or not."""
-        standby.is_dormant = False
+        _awaken(standby)
         return self.consider(standby, now)
 
     def consider(self, standby: ServedPlan, now: float) -> list[CoordinatorInstruction]:
@@ -188,6 +188,11 @@ class Standbys:
         standby.fails("", event.fault, event.reason, now)
         self.loading.touch(standby)
         return [Log(f"no standby for {standby.called}: {event.reason}", event="no plan", model=standby.model)]
+
+
+def _awaken(standby: ServedPlan) -> None:
+    """Let a standby be made again, unless it is not run for a while: who asks meanwhile is refused, and waits for nothing."""
+    standby.is_dormant = standby.is_dormant and bool(standby.quarantine)
 
 
 def _incoming(standby: ServedPlan) -> Incoming:

@@ -254,3 +254,30 @@ def test_a_request_that_has_ended_a_worker_does_not_wait_for_a_model_that_is_not
     innocent = wire.run()
     wire.until_answered(innocent)
     assert isinstance(wire.answer(innocent), c.RunResult)
+
+
+def test_what_memory_was_missing_for_is_tried_again_after_a_while_for_whom_asks():
+    """Two workers without memory took a model from everybody, until the coordinator lost its state."""
+    wire = standby_wire()
+    (standby,) = wire.coordinator.standbys.by_model.values()
+    for seconds in (FIRST_QUARANTINE_S, 4 * FIRST_QUARANTINE_S):
+        assert ends_two_workers(wire).endswith(f"since there may be more memory later, only for {seconds:g} s")
+        assert not standby.variants
+        refused = wire.run()
+        wire.deliver_all()
+        assert "out of memory" in wire.answer(refused).reason
+        wire.wait(seconds + 1.0)
+        assert not standby.quarantine
+        assert not standby.variants  # nobody has asked
+    call = wire.run()
+    wire.until_answered(call)
+    assert isinstance(wire.answer(call), c.RunResult)
+    assert [tuple(variant.parts) for variant in standby.variants] == [("a",), ("b",)]
+
+
+def test_what_has_ended_a_worker_otherwise_is_not_tried_again_though_memory_was_missing_too():
+    wire = standby_wire()
+    (standby,) = wire.coordinator.standbys.by_model.values()
+    for name, ended_by in (("a", m.EndedBy.MEMORY), ("b", m.EndedBy.CRASH)):
+        say(wire, name, m.WorkerLost("it ended", 0, 0, ended_by, standby.variants[0].epoch))
+    assert standby.is_condemned
