@@ -2,7 +2,7 @@
 
 Laws: what is kept of a plan is never without its artifacts, at whatever step this process ends: they are there before the plan is saved
 and removed after it is forgotten. At most `MAX_PLANS` plans with `MAX_BYTES` of artifacts are kept: the least recently saved one goes
-first, never one that is loaded. What cannot be written costs a restart its memory, not a request.
+first, never one that is loaded, or may be on agents that come back. What cannot be written costs a restart its memory, not a request.
 """
 
 from __future__ import annotations
@@ -67,6 +67,8 @@ class Storage:
         self._folders.keep_only({plan.job for plan, _ in plans})
         for plan, _ in reversed(plans):
             self._keep(plan.job, frozenset(variant.epoch for variant in plan.variants))
+        # Its agents may have it loaded, and what has been lost twice in a row has to be planned anew.
+        self._loaded = {epoch for kept in self._kept.values() for epoch in kept.epochs}
         state = self._state
         return SavedState(
             files=sizes,

@@ -258,11 +258,30 @@ def test_the_least_recently_saved_go_first_and_none_that_is_loaded(tmp_path):
         assert jobs_of(stored) == [5, 6]
 
 
+def test_what_agents_may_still_have_of_an_earlier_coordinator_does_not_go(tmp_path):
+    """The model that was asked most was the least recently saved one: what was new took its place, and the next start found nothing."""
+    with opened(tmp_path, max_plans=2) as (storage, _, folders):
+        for job in (1, 2):
+            save(storage, folders, job)
+    with opened(tmp_path, max_plans=2) as (storage, stored, folders):
+        assert jobs_of(stored) == [1, 2]
+        save(storage, folders, 3)
+        storage.flush()
+        assert jobs_on_disk(tmp_path) == [1, 2, 3]
+        for gone in stored.plans[0][0].variants:
+            storage.released(gone.epoch)
+        save(storage, folders, 4)
+        storage.flush()
+        assert jobs_on_disk(tmp_path) == [2, 4]
+
+
 def test_bytes_are_bounded_too(tmp_path):
     with opened(tmp_path) as (storage, _, folders):
         save(storage, folders, 1)
         size = folders.nbytes(1)
-    with opened(tmp_path, max_bytes=3 * size) as (storage, _, folders):
+    with opened(tmp_path, max_bytes=3 * size) as (storage, stored, folders):
+        for gone in stored.plans[0][0].variants:
+            storage.released(gone.epoch)
         for job in (2, 3, 4):
             save(storage, folders, job)
         assert jobs_on_disk(tmp_path) == [2, 3, 4]
