@@ -203,10 +203,11 @@ class AgentDeployments:
         return [ToCoordinator(Deployed(event.epoch, event.seconds))]
 
     def worker_ready(self, now: float) -> list[AgentInstruction]:
-        """Load everything again: first what computed last, then whole models, with which each model answers, else the newest first.
+        """Load everything again: first what computed last, then whole models, the oldest first, then parts, the newest first.
 
-        What may have ended the last worker while it was loaded comes before all: nothing is computed meanwhile, so it is alone to blame.
-        What is offered meanwhile waits for two loads at most.
+        With a whole model each request can be answered, and what ends workers is mostly new; new parts replace old ones. What may have
+        ended the last worker while it was loaded comes before all: nothing is computed meanwhile, so it is alone to blame. What is offered
+        meanwhile waits for two loads at most.
         """
         self.has_worker = True
         for deployment in self.by_epoch.values():
@@ -214,7 +215,8 @@ class AgentDeployments:
         places = {epoch: place for place, epoch in enumerate(self._recent)}
 
         def order(deploy: Deploy) -> tuple[bool, int, bool, int]:
-            return deploy.epoch != self._doubtful, places.get(deploy.epoch, len(places)), not deploy.is_whole, -deploy.epoch
+            age = deploy.epoch if deploy.is_whole else -deploy.epoch
+            return deploy.epoch != self._doubtful, places.get(deploy.epoch, len(places)), not deploy.is_whole, age
 
         self._again.extend(deploy.epoch for deploy in sorted((d.deploy for d in self.by_epoch.values()), key=order))
         # What was on its way to the last worker may come to this one.
