@@ -12,7 +12,7 @@ from bbgrap_agent.file_locks import lock_at
 from bbgrap_agent.weights import MAX_WEIGHT_BYTES
 
 _FILES = 1 << 16
-"""Descriptors: of connections, and of every weight that is mapped."""
+"""Descriptors: of connections."""
 _SPARE_BYTES = 1 << 20
 """What a file of a weight has besides."""
 

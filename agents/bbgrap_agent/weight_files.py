@@ -8,20 +8,16 @@ from __future__ import annotations
 
 import errno
 from contextlib import suppress
-from math import prod
 from pathlib import Path
 
-import numpy as np
-
 from bbgrap.errors import ExecutionError
+from bbgrap.graph.mapped_files import read_head
 from bbgrap.graph.weights import begin_digest
 from bbgrap.protocol.limits import is_digest
 from bbgrap.protocol.messages import Deploy
 
 _READ_BYTES = 1 << 20
 """At a time. Chosen: it stays in a processor's cache."""
-_VERSION = (1, 0)
-"""Of numpy's file format: the one it writes for numbers."""
 _LIMITS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 """What the system says where a process has, or it itself has, no descriptor or no memory left."""
 _NAMED = 3
@@ -41,18 +37,15 @@ def fault_of(path: Path, *, content: bool = True) -> str:
     """
     try:
         with path.open("rb", buffering=0) as stream:
-            if np.lib.format.read_magic(stream) != _VERSION:
-                return "it is no array"
-            shape, is_fortran, dtype = np.lib.format.read_array_header_1_0(stream)
-            size, expected = path.stat().st_size, stream.tell() + prod(shape) * dtype.itemsize
-            if size != expected:
-                return f"it has {size} bytes, expected {expected}"
+            head, size = read_head(stream), path.stat().st_size
+            if size != head.end:
+                return f"it has {size} bytes, expected {head.end}"
             if not content:
                 return ""
-            hasher, piece = begin_digest(dtype, shape), memoryview(bytearray(_READ_BYTES))
+            hasher, piece = begin_digest(head.dtype, head.shape), memoryview(bytearray(_READ_BYTES))
             while count := stream.readinto(piece):
                 hasher.update(piece[:count])
-            return "" if hasher.hexdigest() == path.stem and not is_fortran else "its content has another digest"
+            return "" if hasher.hexdigest() == path.stem and not head.is_fortran else "its content has another digest"
     except FileNotFoundError:
         return "it is gone"
     except OSError as error:
@@ -70,8 +63,8 @@ def check_limits(error: OSError) -> None:
     """
     if error.errno in _LIMITS:
         raise ExecutionError(
-            f"no file of weights can be opened: {error.strerror}; a model takes a descriptor for each of its large weights: "
-            "let the agent have more (ulimit -n, LimitNOFILE)"
+            f"no file of weights can be opened: {error.strerror}; let the agent have more descriptors (ulimit -n, LimitNOFILE), or "
+            "more mappings (vm.max_map_count): a model takes one for each of its large weights"
         ) from error
 
 

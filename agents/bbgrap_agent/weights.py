@@ -23,6 +23,7 @@ import numpy as np
 
 from bbgrap.doctor.cgroups import free_memory_bytes
 from bbgrap.errors import ExecutionError, RemoteProtocolError
+from bbgrap.graph.mapped_files import map_array
 from bbgrap.graph.types import Array, DType, TensorType
 from bbgrap.graph.weights import digest_of
 from bbgrap.protocol.messages import WeightChunk
@@ -38,7 +39,7 @@ MAX_WEIGHT_BYTES = 16 << 30
 NEEDED_S = 300.0
 """A weight that nobody asked for or sent for so long is not needed for a deployment any more: the coordinator has given that up."""
 SMALL_BYTES = 64 << 10
-"""Files up to this size are read, not mapped. Chosen: a mapping takes a descriptor, and most weights are a few numbers for each channel."""
+"""Files up to this size are read, not mapped. Chosen: a mapping takes whole pages, and most weights are a few numbers for each channel."""
 LOOKS = 64
 """The folder is looked at when a 64th of what it may hold was written, and what is removed then leaves room for as much again. Chosen: to
 look at ten thousand files takes as long as to write 20 MB, and a model has hundreds of weights."""
@@ -242,14 +243,16 @@ class WeightStore:
         try:
             if path is None:
                 return None
-            array: Array = np.load(path, mmap_mode="r" if path.stat().st_size > SMALL_BYTES else None, allow_pickle=False)
+            with path.open("rb") as stream:
+                is_large = os.fstat(stream.fileno()).st_size > SMALL_BYTES
+                array: Array = map_array(stream) if is_large else np.load(stream, allow_pickle=False)
         except OSError as error:
             check_limits(error)
             return None
         except (ValueError, EOFError):
             return None
         array.flags.writeable = False
-        return np.asarray(array)
+        return array
 
     def _write(self, digest: str, array: Array) -> bool:
         """Write a weight to disk; return whether it is there."""

@@ -15,6 +15,7 @@ import onnx
 from onnx import TensorProto
 
 from bbgrap.errors import ModelError
+from bbgrap.graph.mapped_files import map_file
 from bbgrap.graph.onnx_limits import attribute_tensors, check_shared, dtype_of, sparse_tensors
 from bbgrap.graph.onnx_tidy import graph_of, graphs_of
 from bbgrap.graph.types import Array
@@ -108,7 +109,9 @@ def mapped_external(tensor: TensorProto, path: Path) -> Array:
     """Return a weight as an array that is mapped, not read, where its place allows that."""
     file, offset, _ = _location(tensor, path)
     dtype = dtype_of(tensor.data_type).numpy.newbyteorder("<")
-    array: Array = np.memmap(file, dtype, "r", offset, tuple(tensor.dims)).view(np.ndarray)
+    shape = tuple(tensor.dims)
+    with file.open("rb") as stream:
+        array: Array = np.ndarray(shape, dtype, map_file(stream, offset, prod(shape) * dtype.itemsize))
     return array if array.flags.aligned else array.copy()
 
 

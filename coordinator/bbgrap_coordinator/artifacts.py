@@ -15,7 +15,6 @@ import errno
 import hashlib
 import io
 import json
-import mmap
 import os
 import shutil
 import stat
@@ -24,7 +23,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, cast
-from weakref import WeakValueDictionary
 
 import msgpack
 import numpy as np
@@ -32,6 +30,7 @@ import numpy as np
 from bbgrap.compiler.artifacts import Artifacts, DeviceArtifacts, SegmentModel, WeightRef
 from bbgrap.control.planned_variant import PlannedVariant
 from bbgrap.errors import BbgrapError, PlanError
+from bbgrap.graph.mapped_files import map_file
 from bbgrap.graph.types import STORABLE, Array, DType, TensorType
 from bbgrap.graph.weights import digest_of
 from bbgrap.protocol.checks import check_deploy
@@ -53,9 +52,6 @@ NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT})
 _VARIANTS, _WEIGHTS, _INHERITED, TILES = "variants", "weights", "inherited", "tiles"
 
 T = TypeVar("T")
-
-_MAPPED: WeakValueDictionary[tuple[int, int], mmap.mmap] = WeakValueDictionary()
-"""Files that are mapped now, by device and inode."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,8 +218,9 @@ def _opened(path: Path) -> io.BufferedReader:
 
 
 def _mapped(path: Path, places: Mapping[str, _Place]) -> dict[str, Array]:
-    mapped = _map(path)
-    size = len(mapped)
+    with _opened(path) as stream:
+        mapped = map_file(stream)
+    size = mapped.nbytes
     arrays = {}
     for digest, place in places.items():
         kind = place.type
@@ -235,19 +232,6 @@ def _mapped(path: Path, places: Mapping[str, _Place]) -> dict[str, Array]:
         array.flags.writeable = False
         arrays[digest] = array
     return arrays
-
-
-def _map(path: Path) -> mmap.mmap | bytes:
-    """Return the content of a file; one mapping for all its names: each takes a descriptor."""
-    with _opened(path) as stream:
-        facts = os.fstat(stream.fileno())
-        if not facts.st_size:
-            return b""
-        key = facts.st_dev, facts.st_ino
-        mapped = _MAPPED.get(key)
-        if mapped is None or len(mapped) != facts.st_size:  # whoever wrote it may have written to it since
-            mapped = _MAPPED[key] = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
-        return mapped
 
 
 def _variant(form: _Variant, arrays: Mapping[str, Array], on_use: Callable[[], None]) -> PlannedVariant:

@@ -1,3 +1,5 @@
+from pathlib import Path
+
 import numpy as np
 import onnx
 import pytest
@@ -161,6 +163,17 @@ def test_weights_beside_the_model_are_read(external):
     graph = to_graph(read_model(path))
     np.testing.assert_array_equal(graph.weights["w"].array, values)
     assert graph.weights["w"].digest == make_weight("other", values.copy()).digest
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="counts open files as Linux shows them")
+def test_weights_beside_the_model_take_no_descriptors(external):
+    """Systems mostly grant a program 1,024; a model with more weights was called broken."""
+    path = external()
+    (path.parent / "weights.bin").write_bytes(bytes(4096))
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    model = read_model(path)
+    assert to_graph(model).weights["w"].array.nbytes == 4096
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
 
 
 def test_missing_and_short_weight_files_are_named(external):
