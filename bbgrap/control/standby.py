@@ -109,12 +109,17 @@ class Standbys:
         """Whether the second copy waits for this one: until it is loaded, and until a model that somebody waits for has answered.
 
         It may never end, and then takes one agent. Where somebody waits and it has others to load first, which may end its worker again
-        and again, another agent loads it, too.
+        and again, another agent loads it, too; not what is in doubt itself, which that agent loads before all.
         """
         standby = variant.plan
         if variant.tracker.state == "loading":
-            return not standby.outstanding or self._queue(variant) <= MUCH_TO_LOAD
+            return not standby.outstanding or self._queue(variant) <= MUCH_TO_LOAD or self._is_in_doubt(variant)
         return bool(standby.outstanding) and not standby.is_proven and not is_behind_another(variant, self.loading)
+
+    def _is_in_doubt(self, variant: Variant) -> bool:
+        """Whether a worker has ended while it loaded a copy and computed something else: either may have ended it."""
+        lost = [member.worker_lost for member in self.members.living(variant.parts) if member.worker_lost is not None]
+        return any(each.loading == variant.epoch and each.ended_by.guilty for each in lost)
 
     def _queue(self, variant: Variant) -> int:
         """Return how many variants the agent of a copy has still to load."""

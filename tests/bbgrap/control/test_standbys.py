@@ -122,6 +122,30 @@ def test_a_model_that_is_asked_for_does_not_wait_behind_what_one_agent_loads(oth
         assert isinstance(wire.answer(call), c.RunResult)
 
 
+@pytest.mark.parametrize("ended_by", [EndedBy.CRASH, EndedBy.OUTSIDE])
+def test_what_may_have_ended_a_worker_is_not_loaded_elsewhere_before_that_is_known(ended_by):
+    """It ended a worker more than it may: the agent had much to load again, so another one was to load it meanwhile."""
+    wire = joined_wire("a")
+    wire.plan = lambda _: None
+    for number in range(MUCH_TO_LOAD):
+        bring(wire, number)
+    known, carry = dict(wire.coordinator.loading.by_epoch), wire.carry_agent
+    wire.carry_agent = lambda agent, told: None if agent.name == "a" and isinstance(told, Deploy | ae.CheckWeights) else carry(agent, told)
+    wire.call(lambda call: c.PrepareModel(call, MODEL, {"x": (2, 2)}, PlanOptions(), wait=False))
+    wire.run()
+    wire.deliver_all()
+    (new,) = set(wire.coordinator.loading.by_epoch) - known.keys()
+    agent = wire.agent("a")
+    wire.to_agent(agent, ae.WeightsChecked(new, ()))
+    wire.to_agent(agent, ae.WorkerDied("it ended", min(known), 7, new, ended_by))
+    wire.to_agent(agent, ae.WorkerReady(agent.machine.join))
+    wire.add_agent("b")
+    wire.wait(0.5)
+    (standby,) = (standby for standby in wire.coordinator.standbys.by_model.values() if standby.model == MODEL)
+    assert wire.coordinator.loading.to_load("a") > MUCH_TO_LOAD
+    assert [list(variant.parts) for variant in standby.variants] == [["a"], ["b"]][: 1 + (ended_by is EndedBy.OUTSIDE)]
+
+
 def test_an_answer_of_a_plan_proves_its_model():
     wire = ready_wire("a", "b")
     wire.kept = {job: plan for job, plan in wire.kept.items() if plan.options is not None}
