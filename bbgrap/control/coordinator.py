@@ -179,6 +179,7 @@ class CoordinatorMachine:
                 plan.serves, plan.latest, plan.timed = True, kept.job, kept.job
                 plan.is_proven = True  # not its standby, which is kept as soon as it is loaded
             plan.quarantine = kept.quarantine
+            self.standbys.began = standby.asked = plan.asked = now  # by whom, and when, is not known
             self.loading.restore(plan, kept, planned, now)
 
     def _plan_of(self, job: int) -> ServedPlan | None:
@@ -366,7 +367,7 @@ class CoordinatorMachine:
             brought.failed = {world: why for world, why in brought.failed.items() if why[0] is not Fault.UNKNOWN_MODEL}
         told = self.requests.prepare(caller, plan, message, now)
         # Only now: what is asked for is not the one that was asked for least recently.
-        return [*saved, *self.standbys.forget_oldest(tuple(self.planning.plans.values())), *self.planning.forget_oldest(), *told]
+        return [*saved, *self.standbys.forget_oldest(tuple(self.planning.plans.values()), now), *self.planning.forget_oldest(), *told]
 
     def _on_run(self, identity: RoutingId, message: RunModel, now: float) -> list[CoordinatorInstruction]:
         caller = (identity, message.call)

@@ -18,7 +18,7 @@ from bbgrap.control.links import Links
 from bbgrap.control.loading import Loading
 from bbgrap.control.membership import Member, Members
 from bbgrap.control.planning import standby_key
-from bbgrap.control.plans import Job, ServedPlan, Variant
+from bbgrap.control.plans import IN_USE_S, Job, ServedPlan, Variant
 from bbgrap.control.stalls import is_behind_another, is_stuck
 from bbgrap.control.variants import LeastFinishTime
 from bbgrap.protocol.client_messages import ModelFile
@@ -44,6 +44,8 @@ class Standbys:
         self.links = links
         self.loading = loading
         self.by_model: dict[str, ServedPlan] = {}
+        self.began = float("-inf")
+        """When the coordinator came back to what an earlier one has left, in seconds."""
 
     def of(
         self, model: str, files: tuple[ModelFile, ...], state: tuple[tuple[str, str], ...] = (), top: tuple[tuple[str, int], ...] = ()
@@ -57,10 +59,15 @@ class Standbys:
         _awaken(standby)
         return standby
 
-    def forget_oldest(self, plans: Collection[ServedPlan]) -> list[CoordinatorInstruction]:
-        """Take away the least recently asked standbys beyond `MAX_STANDBYS` that nobody uses; those of these plans stay known."""
+    def forget_oldest(self, plans: Collection[ServedPlan], now: float) -> list[CoordinatorInstruction]:
+        """Take away the least recently asked standbys beyond `MAX_STANDBYS` that nobody uses; those of these plans stay known.
+
+        Those of an earlier coordinator stay for a while: who uses them has not had the time to ask.
+        """
         done: list[CoordinatorInstruction] = []
-        awake = sorted((standby for standby in self.by_model.values() if not standby.is_dormant), key=lambda standby: standby.asked)
+        has_just_begun = now - self.began <= IN_USE_S
+        known = [standby for standby in self.by_model.values() if not (has_just_begun and standby.asked == self.began)]
+        awake = sorted((standby for standby in known if not standby.is_dormant), key=lambda standby: standby.asked)
         referred = {plan.standby for plan in plans}
         wanted = {plan.standby for plan in plans if plan.is_wanted}
         for standby in awake[:-MAX_STANDBYS]:

@@ -9,7 +9,7 @@ from bbgrap.control import agent_events as ae
 from bbgrap.control import coordinator_events as ce
 from bbgrap.control import coordinator_instructions
 from bbgrap.control.planning import STANDBY_FIRST_S, standby_key
-from bbgrap.control.plans import FIRST_AGAIN_S
+from bbgrap.control.plans import FIRST_AGAIN_S, IN_USE_S
 from bbgrap.control.standby import MAX_STANDBYS, MUCH_TO_LOAD
 from bbgrap.control.uploads import offer_digest
 from bbgrap.planners.options import PlanOptions
@@ -50,6 +50,26 @@ def test_a_model_that_is_asked_keeps_its_standby(wire):
         bring(wire, number)
     assert MODEL in standbys_of(wire)
     assert len(standbys_of(wire)) <= MAX_STANDBYS
+
+
+def test_what_was_asked_of_an_earlier_coordinator_does_not_make_room_at_once(wire):
+    """The models in use were those that had been brought first: what was brought before they were asked for again took their places."""
+    wire.until_answered(wire.run())
+    for number in range(MAX_STANDBYS - 1):
+        bring(wire, number)
+    known = standbys_of(wire)
+    assert len(known) == MAX_STANDBYS
+    wire.restart_coordinator()
+    wire.wait(5.0)
+    assert standbys_of(wire) == known
+    for number in range(2):
+        bring(wire, 100 + number)
+    assert standbys_of(wire) > known
+    wire.until_answered(wire.run())
+    wire.wait(IN_USE_S)
+    bring(wire, 102)
+    assert len(standbys_of(wire)) == MAX_STANDBYS
+    assert MODEL in standbys_of(wire)
 
 
 def test_one_that_made_room_is_made_again_when_its_plan_is_lost(wire):
