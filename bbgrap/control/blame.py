@@ -110,13 +110,15 @@ class Blame:
         if plan.is_proven and by_loading:
             return []  # it answers where it is loaded; where it cannot be, its load is tried again later and later
         death = Death(member.name, message.ended_by, by_loading, message.reason)
-        if plan.quarantine:
-            if request is not None:
-                request.deaths.append(death)
-                self.loading.touch(request.plan)
-            return []
         if request is not None:
             request.blamed = member.name
+        if plan.quarantine:
+            if request is None:
+                return []
+            request.deaths.append(death)
+            self.loading.touch(request.plan)
+            return self._fail_deadly(request)
+        if request is not None:
             if message.request == plan.deadly:
                 # This run has ended another worker, too: that counts once. The request may have another number by now.
                 return []
@@ -126,11 +128,17 @@ class Blame:
         deaths = self._deaths(epoch)
         if len(deaths) >= MAX_DEATHS:
             return self._quarantine(plan, variant, request, deaths, now)
-        if request is not None and len(request.deaths) >= MAX_DEATHS and request.number in self.requests.open:
-            # On plans of several shapes, or on the plan and its standby: none has ended two, and it would end one of each.
-            why = f"request {request.number} has ended the workers of agents and is not run again: {_said(request.deaths)}"
-            return self.requests.table.fail(request.number, "failed", Fault.EXECUTION, why)
-        return []
+        return [] if request is None else self._fail_deadly(request)
+
+    def _fail_deadly(self, request: Request) -> list[CoordinatorInstruction]:
+        """Answer a request that has ended two workers.
+
+        On plans of several shapes, or on the plan and its standby: none has ended two, and it would end one of each.
+        """
+        if len(request.deaths) < MAX_DEATHS or request.number not in self.requests.open:
+            return []
+        why = f"request {request.number} has ended the workers of agents and is not run again: {_said(request.deaths)}"
+        return self.requests.table.fail(request.number, "failed", Fault.EXECUTION, why)
 
     def _deaths(self, epoch: int) -> list[Death]:
         """Return how the workers ended that a plan with an epoch has ended, or one of those that count together with it."""

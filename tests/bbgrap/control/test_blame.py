@@ -218,26 +218,43 @@ def test_a_request_that_has_ended_a_worker_waits_for_that_agents_copy_rather_tha
     assert isinstance(wire.answer(call), c.RunResult)
 
 
-@pytest.mark.parametrize("is_first", [False, True])
-@pytest.mark.parametrize("deadline_s", [40.0, 300.0])
-def test_a_request_that_has_ended_a_worker_does_not_wait_for_a_model_that_is_not_run_before_its_deadline(deadline_s, is_first):
-    """37736634: its plan went on, and it waited for the copy where it had ended a worker until its deadline."""
-    wire = ready_wire("a", "b")
+def run_on_a_copy(wire, deadline_s):
+    """Start a request on a standby whose plan goes on; return its call, what was started, and what a worker's end by it is."""
     wire.until_answered(wire.run())
-    (plan,), (standby,) = wire.coordinator.planning.plans.values(), wire.coordinator.standbys.by_model.values()
+    (plan,) = wire.coordinator.planning.plans.values()
     plan.serves = False
     call = wire.run(deadline_s)
     wire.deliver_all()
     (start,) = wire.started.values()
     plan.serves = plan.is_proven = True
-    (name,) = wire.nodes_of(start)
-    (other,) = {"a", "b"} - {name}
 
     def ends(agent, request):
         say(wire, agent, m.WorkerLost("it crashed", start.epoch, request, m.EndedBy.CRASH))
         for variant in plan.variants:
             say(wire, agent, m.Deployed(variant.epoch, 0.0))
 
+    (name,) = wire.nodes_of(start)
+    return call, start, ends, (name, *({"a", "b"} - {name}))
+
+
+def test_a_request_that_ends_two_workers_is_not_run_again_though_its_model_is_not_run_anyway():
+    wire = ready_wire("a", "b")
+    call, start, ends, (name, other) = run_on_a_copy(wire, 300.0)
+    ends(other, 77)
+    ends(other, 78)
+    ends(name, start.request)
+    ends(other, start.request)
+    wire.deliver_all()
+    assert f"has ended the workers of agents and is not run again: '{name}': it crashed; '{other}': it crashed" in wire.answer(call).reason
+
+
+@pytest.mark.parametrize("is_first", [False, True])
+@pytest.mark.parametrize("deadline_s", [40.0, 300.0])
+def test_a_request_that_has_ended_a_worker_does_not_wait_for_a_model_that_is_not_run_before_its_deadline(deadline_s, is_first):
+    """37736634: its plan went on, and it waited for the copy where it had ended a worker until its deadline."""
+    wire = ready_wire("a", "b")
+    call, start, ends, (name, other) = run_on_a_copy(wire, deadline_s)
+    (plan,), (standby,) = wire.coordinator.planning.plans.values(), wire.coordinator.standbys.by_model.values()
     if is_first:
         ends(name, start.request)
     ends(other, 77)
