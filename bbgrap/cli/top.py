@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-import threading
+from contextlib import suppress
+from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -49,10 +50,11 @@ def top(
             now = cluster.status()
             print_result(top_text(now, rates_between(before, now), columns()))
             return
-        ended = threading.Event()
+        # Not an event of `threading`: a signal that comes while that is waited for would wait for its lock, for ever.
+        ended = SimpleQueue[None]()
 
         def end(number: int, frame: object) -> None:
-            ended.set()
+            ended.put(None)
             signal.signal(number, signal.default_int_handler)  # who asks again is not made to wait
 
         # Not by an exception: where it came up, it could be lost. The terminal is left as it was.
@@ -61,8 +63,8 @@ def top(
         _watch(cluster, every, ended)
 
 
-def _watch(cluster: Connection, every: float, ended: threading.Event) -> None:
-    """Show what happens until it is to end, whether the coordinator is there or not: the connection outlasts it."""
+def _watch(cluster: Connection, every: float, ended: SimpleQueue[None]) -> None:
+    """Show what happens until something is in `ended`, whether the coordinator is there or not: the connection outlasts it."""
     import time
 
     from rich.console import Console
@@ -77,14 +79,15 @@ def _watch(cluster: Connection, every: float, ended: threading.Event) -> None:
     shown, seen = "", time.monotonic()
     try:
         with Live(console=console, screen=True, auto_refresh=False) as live:
-            while not ended.is_set():
+            while ended.empty():
                 now = _look(cluster)
                 if now is not None:
                     shown, seen = top_text(now, rates_between(before, now), console.width, console.height), time.monotonic()
                     before = now
                 away = f"the coordinator has not answered for {age_text(time.monotonic() - seen)}; trying until it does\n"
                 live.update(Text(shown if now is not None else away + shown), refresh=True)
-                ended.wait(every)
+                with suppress(Empty):
+                    return ended.get(timeout=every)
     except KeyboardInterrupt:
         pass
 

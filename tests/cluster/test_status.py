@@ -110,3 +110,35 @@ def test_top_survives_a_coordinator_that_is_away_and_leaves_the_terminal_as_it_w
         process.kill()
         process.wait()
         os.close(terminal)
+
+
+STRUCK = """
+import os, signal, sys
+from bbgrap.cli.main import run
+
+def strike(frame, event, argument):
+    names = [each.f_code.co_name for each in (frame, frame.f_back, frame.f_back and frame.f_back.f_back) if each]
+    if names == ["wait", "wait", "_watch"]:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+sys.settrace(strike)
+run()
+"""
+"""`bbgrap` with a signal as soon as it begins to wait for one by `threading`, which holds a lock then."""
+
+
+@pytest.mark.faults
+def test_top_ends_whenever_it_is_told_to(fresh):
+    terminal, theirs = pty.openpty()
+    command = [sys.executable, "-c", STRUCK, "top", "--every", "0.2", "--coordinator", fresh.address]
+    process = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env={**os.environ, "TERM": "xterm"})
+    os.close(theirs)
+    try:
+        seen = read_until(terminal, "2 nodes")
+        process.send_signal(signal.SIGTERM)
+        assert "\x1b[?25h" in read_until(terminal, "\x1b[?1049l", seen)
+        assert process.wait(30) == 0
+    finally:
+        process.kill()
+        process.wait()
+        os.close(terminal)
