@@ -71,6 +71,7 @@ COMMANDS: list[Any] = [
     m.Deploy(7, PEERS, SCHEDULE, (SEGMENT,)),
     m.WeightChunk(DIGEST, TensorType(DType.FLOAT, (2, 2)), 0, 16, (b"0123",)),
     m.Abandon(7, 8, 0.5),
+    m.LoadNext(7),
     m.Release(7),
     m.Measure(1),
     m.MeasureLinks(1, PEERS),

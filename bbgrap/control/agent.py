@@ -48,6 +48,7 @@ from bbgrap.protocol.messages import (
     Leave,
     LinksMeasured,
     LinksTried,
+    LoadNext,
     Measure,
     Measured,
     MeasureLinks,
@@ -157,6 +158,8 @@ class AgentMachine:
                 return self._deployments.store(message, now)
             case Abandon():
                 return self._deployments.abandon(message)
+            case LoadNext():
+                return self._deployments.load_next(message.epoch)
             case Release():
                 return self._deployments.release(message.epoch, "Release")
             case Measure() | MeasureLinks() | EndMeasuring() | TryLinks() | AnswerPings():

@@ -1,7 +1,9 @@
 """The deployments of an agent, from `Deploy` to `Release`, over the end of the worker that had loaded them.
 
     Deploy -> CheckWeights -> (WeightsMissing, chunks) -> Deploy to the worker -> Deployed
-    WorkerDied ... WorkerReady -> CheckWeights -> ... -> Deployed      (one after the other; what is new comes between)
+    WorkerDied ... WorkerReady -> CheckWeights -> ... -> Deployed
+
+One is looked at and loaded after the other: first what somebody waits for (`LoadNext`), then what is new, then what is loaded again.
 
 A worker is told of a release while it looks for weights or loads; its answer comes all the same, perhaps when the epoch has been offered
 again. Laws: such late answers are not those to the new offer; nothing is asked of a worker that is not there; what ended its worker while
@@ -58,9 +60,13 @@ class AgentDeployments:
         self.has_worker = True
         self._doubtful = 0
         self._recent: tuple[int, ...] = ()
+        self._new: deque[int] = deque()
+        """Epochs that no worker has heard of; it hears of the next one when `_looked_at` is loaded or lacks weights."""
         self._again: deque[int] = deque()
-        """Epochs that the worker has not heard of; it hears of the next one when it has looked for the weights of `_looked_at`."""
+        """Those that this worker has not heard of, but one before; they wait for the others."""
         self._looked_at = 0
+        self._urgent: set[int] = set()
+        """Epochs that somebody waits for, and that are not loaded."""
         self._abandoned: deque[Abandon] = deque(maxlen=MAX_ABANDONED)
         self._late: dict[int, str] = {}
         """The states in which epochs were released whose worker looked for weights or loaded: of each one answer will come."""
@@ -90,7 +96,26 @@ class AgentDeployments:
         tracker = Tracker(Lifecycle.AGENT_DEPLOYMENT, f"epoch {deploy.epoch}")
         self.by_epoch[deploy.epoch] = _Deployment(deploy, tracker, heard=now)
         # Answers of two loads of an epoch may change places: the worker begins when it has told of the last one.
-        return [*evicted, *([_check(deploy)] if self.has_worker and deploy.epoch not in self._late else [])]
+        if not self.has_worker or deploy.epoch in self._late:
+            return evicted
+        self._new.append(deploy.epoch)
+        return [*evicted, *self._look_at_next(0)]
+
+    def load_next(self, epoch: int) -> list[AgentInstruction]:
+        """Load a deployment before those that nobody waits for: after what is loaded now, and others that somebody waits for."""
+        deployment = self.by_epoch.get(epoch)
+        if deployment is None or deployment.tracker.state == "ready":
+            return []
+        self._urgent.add(epoch)
+        return [_check(deployment.deploy)] if self._leaves_queue(epoch) else []
+
+    def _leaves_queue(self, epoch: int) -> bool:
+        """Take an epoch out of those that the worker has not heard of; returns whether it was one."""
+        for queue in (self._new, self._again):
+            if epoch in queue:
+                queue.remove(epoch)
+                return True
+        return False
 
     def _is_late(self, epoch: int, *states: str) -> bool:
         """Whether an answer that has come is that to an offer that was released in one of these states."""
@@ -129,8 +154,8 @@ class AgentDeployments:
             return []
         state = deployment.tracker.state
         deployment.tracker.move(event)
-        if epoch in self._again:  # this worker has not heard of it
-            self._again.remove(epoch)
+        self._urgent.discard(epoch)
+        if self._leaves_queue(epoch):
             return []
         if self.has_worker and event != "load failed" and state in {"offered", "loading"}:
             self._late.setdefault(epoch, state)
@@ -200,23 +225,23 @@ class AgentDeployments:
         if event.missing:
             return _fetch(deployment, event.missing, now)
         deployment.tracker.move("loaded")
+        self._urgent.discard(event.epoch)
         return [ToCoordinator(Deployed(event.epoch, event.seconds))]
 
     def worker_ready(self, now: float) -> list[AgentInstruction]:
-        """Load everything again: first what computed last, then whole models, the oldest first, then parts, the newest first.
+        """Load everything again: what somebody waits for, what computed last, whole models, the oldest first, parts, the newest first.
 
         With a whole model each request can be answered, and what ends workers is mostly new; new parts replace old ones. What may have
-        ended the last worker while it was loaded comes before all: nothing is computed meanwhile, so it is alone to blame. What is offered
-        meanwhile waits for two loads at most.
+        ended the last worker while it was loaded comes before all: nothing is computed meanwhile, so it is alone to blame.
         """
         self.has_worker = True
         for deployment in self.by_epoch.values():
             deployment.heard = now
         places = {epoch: place for place, epoch in enumerate(self._recent)}
 
-        def order(deploy: Deploy) -> tuple[bool, int, bool, int]:
-            age = deploy.epoch if deploy.is_whole else -deploy.epoch
-            return deploy.epoch != self._doubtful, places.get(deploy.epoch, len(places)), not deploy.is_whole, age
+        def order(deploy: Deploy) -> tuple[bool, bool, int, bool, int]:
+            epoch, age = deploy.epoch, deploy.epoch if deploy.is_whole else -deploy.epoch
+            return epoch != self._doubtful, epoch not in self._urgent, places.get(epoch, len(places)), not deploy.is_whole, age
 
         self._again.extend(deploy.epoch for deploy in sorted((d.deploy for d in self.by_epoch.values()), key=order))
         # What was on its way to the last worker may come to this one.
@@ -224,16 +249,18 @@ class AgentDeployments:
         return [*late, *self._look_at_next(self._looked_at)]
 
     def _look_at_next(self, epoch: int) -> list[AgentInstruction]:
-        """Go on with what is loaded again if this epoch is what the worker was to look at: all loads before it have begun."""
+        """Go on with what waits for its turn if this epoch is what the worker was to look at: all loads before it have begun."""
         if epoch != self._looked_at:
             return []
-        self._looked_at = self._again.popleft() if self._again else 0
+        queue = self._new or self._again
+        self._looked_at = queue.popleft() if queue else 0
         return [_check(self.by_epoch[self._looked_at].deploy)] if self._looked_at else []
 
     def worker_died(self, event: WorkerDied) -> list[AgentInstruction]:
         """Wait for the next worker with everything but what ended this one while it was loaded."""
         self.has_worker = False
         self._late.clear()
+        self._new.clear()
         self._again.clear()
         self._looked_at = 0
         # A worker that has not loaded all again before it ended knows of those only that it had.

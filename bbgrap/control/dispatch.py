@@ -142,7 +142,15 @@ class Requests:
         done += self._refuse_lost(plan)
         done += self._start_waiting(plan, now)
         # Then, for a request proves a model as well as what is made up for it.
-        return [*done, *self._load(plan, now)]
+        return [*done, *self._load(plan, now), *self._hurry(plan)]
+
+    def _hurry(self, plan: ServedPlan) -> list[CoordinatorInstruction]:
+        """Have agents load next what a plan's requests and callers wait for."""
+        if not plan.is_wanted:
+            return []
+        standby = plan.helper
+        done = [] if standby is None or plan.source is not None else self.loading.hurry(standby)
+        return [*done, *(self.loading.hurry(plan) if plan.callers or standby is None else [])]
 
     def _start_waiting(self, plan: ServedPlan, now: float) -> list[CoordinatorInstruction]:
         """Start the requests that wait, as far as there is something for them to run on."""

@@ -32,14 +32,14 @@ from bbgrap.control.traffic import Traffic
 from bbgrap.control.variants import InFlightQueue
 from bbgrap.graph.types import TensorType
 from bbgrap.protocol.addresses import place_of, split_place
-from bbgrap.protocol.messages import Abandon, Deploy, Peer, Release
+from bbgrap.protocol.messages import Abandon, Deploy, LoadNext, Peer, Release
 
 IN_FLIGHT_PER_NODE = 2
 """Requests in flight for each node of a variant: one that it works on, and the next one's input."""
 RESEND_S = 5.0
 """When an unanswered `Deploy` is said again."""
 DEPLOY_WITHIN_S = 300.0
-"""How long agents may load a variant without taking in weights."""
+"""How long agents may load a variant while they neither take in weights nor load another one."""
 PATIENCE_S = 60.0
 """How long a kernel may go on with a request that nobody wants there any more. Chosen: no request that is well takes as long for one."""
 OVERDUE_S = 0.5
@@ -161,7 +161,20 @@ class Loading:
 
     def _tell(self, variant: Variant, name: str) -> list[CoordinatorInstruction]:
         member = self.members.by_name.get(name)
-        return [] if member is None else [ToAgent(member.identity, variant.parts[name])]
+        if member is None:
+            return []
+        hurry = [ToAgent(member.identity, LoadNext(variant.epoch))] if name in variant.hurried else []
+        return [ToAgent(member.identity, variant.parts[name]), *hurry]
+
+    def hurry(self, plan: ServedPlan) -> list[CoordinatorInstruction]:
+        """Have agents that have much to load begin with what somebody waits for; it is said once for each load."""
+        done: list[CoordinatorInstruction] = []
+        for variant in [variant for variant in plan.variants if variant.tracker.state == "loading"]:
+            for member in self.members.living(name for name in variant.pending if name not in variant.hurried):
+                if self.to_load(member.name) > 1:
+                    variant.hurried.add(member.name)
+                    done.append(ToAgent(member.identity, LoadNext(variant.epoch)))
+        return done
 
     def _ready(self, variant: Variant) -> list[CoordinatorInstruction]:
         variant.tracker.move("all loaded")
@@ -212,6 +225,9 @@ class Loading:
             return [ToAgent(member.identity, Release(epoch))]
         variant.tracker.move("Deployed")
         variant.pending.pop(member.name, None)
+        for other in self._loading():
+            if member.name in other.pending:
+                other.used = now  # it has its turn later
         self.touch(variant.plan)
         return self.advance(variant.plan, now)
 
@@ -255,6 +271,7 @@ class Loading:
             variant.tracker.move("agent away")
             variant.away[member.name] = now
             variant.pending.pop(member.name, None)
+            variant.hurried.discard(member.name)
             variant.suspects.discard(member.name)
             self.touch(variant.plan)
         return concerned
@@ -275,6 +292,7 @@ class Loading:
             variant.used = now
             # What it has not said to have loaded it may never have been told of: that is said again when it is due.
             variant.pending.setdefault(member.name, now)
+            variant.hurried.discard(member.name)
             self.touch(variant.plan)
         return concerned
 

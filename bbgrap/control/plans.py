@@ -69,6 +69,8 @@ class Variant:
     away: dict[str, float] = field(default_factory=dict)
     suspects: set[str] = field(default_factory=set)
     """Agents whose links are being tried: nothing is started before that is known."""
+    hurried: set[str] = field(default_factory=set)
+    """Agents that were told that somebody waits for it."""
     hosted: bool = False
     stalls: int = 0
     """Requests that have stalled on it since one ended."""

@@ -30,7 +30,7 @@ from bbgrap.protocol.limits import (
 from bbgrap.runtime.recording import Record
 from bbgrap.runtime.schedule import Schedule
 
-PROTOCOL_VERSION = 11
+PROTOCOL_VERSION = 12
 
 BytesLike = bytes | memoryview
 Chunk = Annotated[tuple[BytesLike, ...], Payload(frames=1, frame_bytes=MAX_CHUNK_BYTES)]
@@ -324,6 +324,13 @@ class Abandon:
 
 
 @dataclass(frozen=True, slots=True)
+class LoadNext:
+    """Load a deployment before those that nobody waits for."""
+
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
 class Release:
     """End a deployment."""
 
@@ -375,6 +382,7 @@ AgentCommand = (
     | Deploy
     | WeightChunk
     | Abandon
+    | LoadNext
     | Release
     | Measure
     | MeasureLinks

@@ -357,7 +357,47 @@ def test_what_is_offered_while_a_worker_loads_all_again_comes_between():
         queue += agent.asked
     checked = [i.epoch for i in queue if isinstance(i, ae.CheckWeights)]
     assert [i.epoch for i in queue if isinstance(i, m.Deploy)] == [2, 9, 1]
+    assert checked == [9, 1]
+
+
+def test_what_somebody_waits_for_is_loaded_next():
+    """Of many models that an agent loads after its start, it was the last one, and waited for all others."""
+    agent = Driven()
+    checked = []
+
+    def note():
+        checked.extend(i.epoch for i in agent.asked if isinstance(i, ae.CheckWeights))
+
+    for epoch in (1, 2, 3, 4, 5, 6):
+        agent.tell(deploy_of(epoch))
+        note()
     assert checked == [1]
+    for epoch in (5, 4, 5, 1, 99):
+        agent.tell(m.LoadNext(epoch))
+        note()
+    assert checked == [1, 5, 4]
+    for epoch in (1, 5, 4, 2, 3, 6):
+        agent.handle(ae.WeightsChecked(epoch, ()))
+        assert agent.asked[0] == deploy_of(epoch)
+        note()
+        agent.handle(ae.DeploymentLoaded(epoch, 0.1))
+        assert agent.asked == []
+    assert checked == [1, 5, 4, 2, 3, 6]
+    agent.tell(m.LoadNext(3))
+    assert agent.asked == []
+
+
+def test_the_next_worker_begins_with_what_somebody_waits_for():
+    agent = Driven()
+    agent.deploy(1, 2, 3, 4)
+    agent.handle(ae.WorkerDied(DIED, 0, 0, 0, ended_by=m.EndedBy.OUTSIDE, recent=(4, 3)))
+    agent.tell(m.LoadNext(1))
+    assert agent.asked == []
+    assert agent.ready_again() == [1, 4, 3, 2]
+    for epoch in (1, 4, 3, 2):
+        agent.handle(ae.DeploymentLoaded(epoch, 0.1))
+    agent.handle(ae.WorkerDied(DIED, 0, 0, 0, ended_by=m.EndedBy.OUTSIDE, recent=(4, 3)))
+    assert agent.ready_again() == [4, 3, 2, 1]
 
 
 def test_what_is_released_before_it_is_loaded_again_is_not_loaded():
@@ -369,13 +409,13 @@ def test_what_is_released_before_it_is_loaded_again_is_not_loaded():
         agent.tell(m.Release(epoch))
     # Offered again, and not of those that wait any more.
     agent.tell(deploy_of(2))
-    assert [i.epoch for i in agent.asked] == [2]
+    assert agent.asked == []
     # The worker was to look at the weights of the first one, and goes on to what is left.
     agent.handle(ae.WeightsChecked(4, ()))
-    assert [i.epoch for i in agent.asked] == [1]
+    assert [i.epoch for i in agent.asked] == [2]
     for epoch in (2, 1):
         agent.handle(ae.WeightsChecked(epoch, ()))
-        assert agent.asked == [deploy_of(epoch)]
+        assert agent.asked[0] == deploy_of(epoch)
         agent.handle(ae.DeploymentLoaded(epoch, 0.1))
         assert agent.said == [m.Deployed(epoch, 0.1)]
 

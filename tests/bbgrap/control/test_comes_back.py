@@ -7,14 +7,15 @@ import pytest
 from bbgrap.cluster.types import COORDINATOR, NodeProfile
 from bbgrap.control import agent_events as ae
 from bbgrap.control import coordinator_events as ce
-from bbgrap.control import coordinator_instructions
+from bbgrap.control import coordinator_instructions, loading
 from bbgrap.control.plan_trial import TRIALS
-from bbgrap.control.planning import EARNED
+from bbgrap.control.planning import EARNED, plan_key
 from bbgrap.planners.options import PlanOptions
 from bbgrap.protocol import client_messages as c
 from bbgrap.protocol import inspection, messages
 from tests.bbgrap.control.shapes import FIRST, SECOND, Story, planned
 from tests.bbgrap.control.test_spare_plans import large_wire
+from tests.bbgrap.control.test_standbys import bring
 from tests.bbgrap.control.wire import joined_wire, prepare_message
 
 AUTO = PlanOptions(planner="auto")
@@ -258,3 +259,81 @@ def test_an_agent_that_heard_nothing_while_another_one_came_answers_its_pings():
     wire.settle()
     assert agent.machine.state == "joined"
     assert agent.answering == {"b", COORDINATOR}
+
+
+def slowly_loading(wire, name):
+    """An agent that has said to have nothing and loads nothing: what its worker is told to look at, in turn."""
+    told, carry = [], wire.carry_agent
+
+    def carry_agent(agent, instruction):
+        if agent.name == name and isinstance(instruction, ae.CheckWeights):
+            told.append(instruction.epoch)
+        else:
+            carry(agent, instruction)
+
+    wire.carry_agent = carry_agent
+    return told
+
+
+def ask(wire, model):
+    """Let a client that waits for no plan ask a model."""
+    prepare = c.PrepareModel(0, model, {"x": (2, 2)}, PlanOptions(), wait=False)
+    wire.call(lambda call: replace(prepare, call=call))
+    wire.call(lambda call: c.RunModel(call, plan_key(replace(prepare, options=replace(PlanOptions(), input_values="any"))), 30.0, (), ()))
+    wire.deliver_all()
+
+
+def models_of(wire, epochs):
+    return [wire.coordinator.loading.by_epoch[epoch].plan.model for epoch in epochs]
+
+
+@pytest.mark.parametrize("place", range(0, 11, 5))
+@pytest.mark.parametrize("loses", ["all", "its worker"])
+def test_what_somebody_waits_for_is_loaded_next_by_an_agent_that_loads_all_it_had(place, loses):
+    """After all machines had been without power it was loaded in its turn: 20 models, each in a second, were in its way."""
+    wire = joined_wire("a")
+    wire.plan = lambda _: None
+    for number in range(12):
+        bring(wire, number)
+    agent = wire.agent("a")
+    told = slowly_loading(wire, "a")
+    if loses == "all":
+        wire.crash(agent)
+        wire.restart_coordinator()
+        agent = wire.add_agent("a")
+    else:
+        lose_worker(wire, agent)
+    wire.deliver_all()
+    first, *_ = models_of(wire, told)
+    others = [variant.plan for variant in wire.coordinator.loading.of_member("a") if variant.plan.model != first]
+    assert len(told) == 1
+    assert len(others) == 11
+    model = others[place].model
+    ask(wire, model)
+    assert models_of(wire, told) == [first, model]
+    ask(wire, model)
+    wire.wait(1.0)
+    assert models_of(wire, told) == [first, model]
+
+
+def test_what_waits_for_its_turn_on_an_agent_is_not_taken_for_too_slow(monkeypatch):
+    """Of many large models the last ones were given up, and begun anew."""
+    monkeypatch.setattr(loading, "DEPLOY_WITHIN_S", 10.0)
+    wire = joined_wire("a")
+    wire.plan = lambda _: None
+    for number in range(6):
+        bring(wire, number)
+    agent = wire.agent("a")
+    known = set(wire.coordinator.loading.by_epoch)
+    told = slowly_loading(wire, "a")
+    lose_worker(wire, agent)
+    for turn in range(6):
+        wire.wait(6.0)
+        assert len(told) == turn + 1
+        wire.to_agent(agent, ae.WeightsChecked(told[turn], ()))
+    wire.wait(1.0)
+    assert set(told) == known == {variant.epoch for variant in wire.coordinator.loading.by_epoch.values() if variant.is_ready}
+    # One whose turn does not end is.
+    lose_worker(wire, agent)
+    wire.wait(11.0)
+    assert wire.coordinator.loading.by_epoch.keys().isdisjoint(known)
