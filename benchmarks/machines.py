@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -44,6 +44,8 @@ class Machines:
     """The core of a machine; those without one use what this process may use."""
     entry: dict[str, Sequence[str]] = field(default_factory=dict)
     """What a machine's command begins with, for example to enter a control group."""
+    options: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """What it ends with."""
     processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
     port: int = _PORT
 
@@ -119,7 +121,7 @@ class Machines:
         self.folder(machine).mkdir(parents=True, exist_ok=True)
         network = [] if self.lan is None else self.lan.prefix(machine)
         surroundings = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-        command = [*self.entry.get(machine, ()), *network, sys.executable, "-m", module, *options]
+        command = [*self.entry.get(machine, ()), *network, sys.executable, "-m", module, *options, *self.options.get(machine, ())]
         with self.log(machine).open("ab") as log:
             self.processes[machine] = subprocess.Popen(
                 command, stdin=subprocess.PIPE, stdout=log, stderr=log, env=surroundings, start_new_session=True
@@ -189,14 +191,20 @@ class Machines:
 
 
 @contextmanager
-def machines_at(home: Path, lan: Lan | None, agents: Sequence[str], cores: dict[str, int] | None = None) -> Iterator[Machines]:
+def machines_at(
+    home: Path,
+    lan: Lan | None,
+    agents: Sequence[str],
+    cores: dict[str, int] | None = None,
+    options: Mapping[str, Sequence[str]] | None = None,
+) -> Iterator[Machines]:
     """Start a coordinator and agents, and wait until all have joined; they are gone afterwards.
 
     Raises:
         ClusterUnavailableError: if one does not start.
     """
     with ExitStack() as stack:
-        machines = Machines(home, lan, cores or {}, port=_PORT if lan is not None else free_port())
+        machines = Machines(home, lan, cores or {}, options=options or {}, port=_PORT if lan is not None else free_port())
         stack.callback(machines.close)
         machines.start_coordinator()
         machines.wait_coordinator()

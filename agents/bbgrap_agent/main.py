@@ -18,6 +18,7 @@ from bbgrap.own_process import open_closed_streams, stop_signals
 from bbgrap.protocol.addresses import host_of
 from bbgrap.settings.options import SettingsCommand
 from bbgrap.settings.version import Version
+from bbgrap_agent.worker_settings import DEFAULT_CACHE_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -40,6 +41,9 @@ def main(
     core: Annotated[int | None, typer.Option(min=0, help="Use this core only.")] = None,
     cores: Annotated[str, typer.Option(help="Use these cores only, for example 0,2-3.")] = "",
     cache_dir: Annotated[Path | None, typer.Option(help="Where weights are kept; default ~/.cache/bbgrap/agent.")] = None,
+    cache_size: Annotated[
+        int, typer.Option(min=1, metavar="MIB", help="What weights may take on disk, in MiB; the least lately used make room.")
+    ] = DEFAULT_CACHE_BYTES >> 20,
     advertise: Annotated[str, typer.Option(help="The host name or address other machines reach this one by.")] = "",
     data_port: Annotated[int, typer.Option(min=0, max=65535, help="Port of the data plane; 0: a free one.")] = 0,
     state_memory: Annotated[
@@ -84,6 +88,7 @@ def main(
             threads,
             profile,
             cache_dir,
+            cache_size,
             advertise,
             data_port,
             until_eof,
@@ -109,6 +114,7 @@ def _work(
     threads: int,
     profile: Path | None,
     cache_dir: Path | None,
+    cache_size: int,
     advertise: str,
     data_port: int,
     until_eof: bool,
@@ -166,6 +172,7 @@ def _work(
             host=host,
             coordinator_host=host_of(address),
             cache_dir=str(cache),
+            cache_bytes=cache_size << 20,
             compiling=compiling,
             verbose=verbose,
             state_bytes=state_memory << 20,

@@ -30,9 +30,8 @@ from bbgrap.protocol.messages import WeightChunk
 from bbgrap.protocol.tensors import decode_array
 from bbgrap_agent.file_locks import lock, lock_at
 from bbgrap_agent.weight_files import check_limits, fault_of, weight_file
+from bbgrap_agent.worker_settings import DEFAULT_CACHE_BYTES
 
-DEFAULT_DISK_BYTES = 8 << 30
-"""Chosen: a dozen large convolutional networks."""
 MAX_WEIGHT_BYTES = 16 << 30
 """One weight slice; anything above is a broken message."""
 
@@ -73,7 +72,7 @@ class WeightStore:
         directory: Path,
         *,
         memory_bytes: int = 1 << 30,
-        disk_bytes: int = DEFAULT_DISK_BYTES,
+        disk_bytes: int = DEFAULT_CACHE_BYTES,
         free: Callable[[], int] = free_memory_bytes,
     ) -> None:
         """Keep weights in a folder; what writers that are gone left unfinished in it is removed.

@@ -319,7 +319,8 @@ def main(argument: str) -> None:
     plane = TcpDataPlane(listener, settings.host, computes=True, identity=identity, memories=memories)
     fingerprint = "" if identity is None else identity.fingerprint
     join = replace(introduce(settings.name, settings.threads, plane.address), fingerprint=fingerprint)
-    Worker(pipe, plane, join, WeightStore(Path(settings.cache_dir)), WorkerProgress(settings.progress), settings, identity).run()
+    weights = WeightStore(Path(settings.cache_dir), disk_bytes=settings.cache_bytes)
+    Worker(pipe, plane, join, weights, WorkerProgress(settings.progress), settings, identity).run()
     logging.shutdown()
     # A loader that is in a session cannot be told to end.
     os._exit(0)

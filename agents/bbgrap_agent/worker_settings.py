@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass
 
+DEFAULT_CACHE_BYTES = 8 << 30
+"""What weights on disk may take. Chosen: a dozen large convolutional networks."""
+
 
 @dataclass(frozen=True, slots=True)
 class WorkerSettings:
@@ -22,6 +25,8 @@ class WorkerSettings:
     cache_dir: str
     compiling: bool
     verbose: bool
+    cache_bytes: int = DEFAULT_CACHE_BYTES
+    """What weights on disk may take."""
     state_bytes: int = 0
     """What the state of sequences may take; 0: a part of the memory that the agent declares."""
     nanny: int = 0

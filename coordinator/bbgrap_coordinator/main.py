@@ -33,6 +33,10 @@ def main(
         bool, typer.Option("--announce", help="Be found on the local network by --join mdns and --coordinator mdns (extra mdns).")
     ] = False,
     state_dir: Annotated[Path | None, typer.Option(help="Where models and plans are kept; default ~/.cache/bbgrap/coordinator.")] = None,
+    state_size: Annotated[
+        int,
+        typer.Option(min=2, metavar="MIB", help="What models and plans may take on disk, in MiB, half each; the oldest make room."),
+    ] = 65536,
     ready_file: Annotated[Path | None, typer.Option(help="Write the address to this file once it can be used.")] = None,
     insecure: Annotated[
         bool, typer.Option("--insecure", help="Without keys: anybody who reaches the address may use and join the cluster.")
@@ -73,6 +77,7 @@ def main(
                 advertise=advertise,
                 announces=announces,
                 state_dir=state_dir,
+                state_bytes=state_size << 20,
                 ready_file=ready_file,
                 until_eof=until_eof,
                 insecure=insecure,

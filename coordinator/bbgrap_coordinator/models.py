@@ -13,6 +13,7 @@ import logging
 import os
 import shutil
 import stat
+import sys
 import time
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -26,9 +27,6 @@ from bbgrap.errors import ModelError
 from bbgrap.protocol.client_messages import ModelFile
 from bbgrap.protocol.limits import MAX_MODEL_BYTES, is_digest
 from bbgrap_coordinator.artifacts import NO_ROOM, sync_folder
-
-MAX_KEPT_BYTES = 32 << 30
-"""All complete files: those that were used least recently make room for the latest one, but not those of its model, which may have more."""
 
 MAX_ARRIVING_BYTES = MAX_MODEL_BYTES
 """All files that are on their way, as far as they are here."""
@@ -77,15 +75,17 @@ class _Arriving:
 class ModelStore:
     """The files of models. `write` is called by one thread, `folder` by any.
 
-    Invariants: `directory` holds complete files named by their digest, and `*.part` for those on their way.
+    Invariants: `directory` holds complete files named by their digest, and `*.part` for those on their way. The complete ones have at most
+    `max_bytes`: those that were used least recently make room for the latest one, but not those of its model, which may have more.
     """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, *, max_bytes: int = sys.maxsize) -> None:
         """Use a folder, which is made if it is not there; what was on its way is forgotten.
 
         Content is not hashed here, which would take a minute for what may be kept, but when it is first used.
         """
         self.directory = directory
+        self._max_bytes = max_bytes
         directory.mkdir(parents=True, exist_ok=True)
         for part in directory.glob("*.part"):
             part.unlink()
@@ -197,12 +197,12 @@ class ModelStore:
             _log.warning("model file %s may not outlast a power cut: %s", digest[:12], error.strerror)
 
     def _make_room(self, needed: Collection[str]) -> tuple[str, ...]:
-        """Remove the files that were used least recently, beyond `MAX_KEPT_BYTES` and except those needed; return their digests."""
+        """Remove the files that were used least recently, beyond `max_bytes` and except those needed; return their digests."""
         kept, gone = 0, []
         found = [(path.name, path.stat()) for path in self.directory.iterdir() if is_digest(path.name)]
         for digest, facts in sorted(found, key=lambda item: (item[0] in needed, item[1].st_atime), reverse=True):
             kept += facts.st_size
-            if kept > MAX_KEPT_BYTES and digest not in needed:
+            if kept > self._max_bytes and digest not in needed:
                 self._remove(digest)
                 gone.append(digest)
         return tuple(gone)

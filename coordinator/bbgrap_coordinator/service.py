@@ -55,6 +55,7 @@ def serve(
     advertise: str = "",
     announces: bool = False,
     state_dir: Path | None = None,
+    state_bytes: int,
     ready_file: Path | None = None,
     until_eof: bool = False,
     insecure: bool = False,
@@ -63,6 +64,7 @@ def serve(
 ) -> None:
     """Serve until a signal asks it to stop; `planners` plan models, and a part of the requests, 0 to 1, is verified on other nodes.
 
+    Models and plans take at most `state_bytes` on disk, each half of it.
     `insecure`: without keys, for everybody. `plain`: with keys, but tensors travel unencrypted, and frames are believed.
 
     Raises:
@@ -79,9 +81,9 @@ def serve(
         control = ControlServer(context, check_address(bind), keys.lock)
         stack.callback(control.close)
         folders = ArtifactFolders(directory / "plans")
-        storage = Storage(state, folders)
+        storage = Storage(state, folders, max_bytes=state_bytes // 2)
         stack.callback(storage.close)
-        models = ModelStore(directory / "models")
+        models = ModelStore(directory / "models", max_bytes=state_bytes // 2)
         stored = storage.read(models.stored())
         plane = _data_plane(host_of(check_address(bind)), data_port, state.number("data_port"), advertise, keys.data_identity)
         stack.callback(plane.close)

@@ -1,7 +1,7 @@
 """Keeping what must survive, beside the requests: one thread writes it, in the order in which it was said.
 
 Laws: what is kept of a plan is never without its artifacts, at whatever step this process ends: they are there before the plan is saved
-and removed after it is forgotten. At most `MAX_PLANS` plans with `MAX_BYTES` of artifacts are kept: the least recently saved one goes
+and removed after it is forgotten. At most `MAX_PLANS` plans with `max_bytes` of artifacts are kept: the least recently saved one goes
 first, never one that is loaded, or may be on agents that come back. What cannot be written costs a restart its memory, not a request.
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import sqlite3
+import sys
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -23,7 +24,6 @@ from bbgrap_coordinator.artifacts import ArtifactFolders, MappedWeights, digest_
 from bbgrap_coordinator.state_database import SavedPlan, StateDatabase
 
 MAX_PLANS = 64
-MAX_BYTES = 32 << 30
 
 Keeping = SaveModel | SaveProfile | RemoveProfile | SavePlan | ForgetPlan
 
@@ -44,7 +44,7 @@ class Storage:
     Invariants: after `read`, they are used by the thread of `_pool` only; `_kept` are the jobs with folders, least recently saved first.
     """
 
-    def __init__(self, state: StateDatabase, folders: ArtifactFolders, *, max_plans: int = MAX_PLANS, max_bytes: int = MAX_BYTES) -> None:
+    def __init__(self, state: StateDatabase, folders: ArtifactFolders, *, max_plans: int = MAX_PLANS, max_bytes: int = sys.maxsize) -> None:
         """Use a state that nothing else uses."""
         self._state = state
         self._folders = folders

@@ -20,7 +20,14 @@ def main(planner: Sequence[str] = PLANNER) -> None:
     given = parser.parse_args()
     logging.basicConfig(level=logging.INFO)
     with PlanningQueues(planner) as planners:
-        serve(given.bind, planners=planners, state_dir=given.state_dir, ready_file=given.ready_file, until_eof=given.until_eof)
+        serve(
+            given.bind,
+            planners=planners,
+            state_dir=given.state_dir,
+            state_bytes=1 << 30,
+            ready_file=given.ready_file,
+            until_eof=given.until_eof,
+        )
 
 
 if __name__ == "__main__":

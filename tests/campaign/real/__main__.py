@@ -35,6 +35,8 @@ TASKS = ("send smooth 4 30 25", "send light_squeezenet 1 30 6", "send light_shuf
 VICTIM_TASKS = ("send smooth 2 30 25",)
 GUEST_TASKS = ("send smooth 1 30 10",)
 WATCHED = ("smooth", "mobilenet_v2")
+STATE_MIB, CACHE_MIB = "128", "64"
+"""What coordinator and agents may keep on disk: so little that it is full soon, and models, plans and weights make room all the time."""
 ROUND_S = 40.0
 """Of faults, before all is healed."""
 HEAL_S = 10.0
@@ -71,7 +73,8 @@ def campaign(
         if network is not None:
             stack.enter_context(in_hub(network))
             stack.enter_context(disks(home, (COORDINATOR, *names)))
-        machines = stack.enter_context(machines_at(home, network, names))
+        sizes = {COORDINATOR: ("--state-size", STATE_MIB), **dict.fromkeys(names, ("--cache-size", CACHE_MIB))}
+        machines = stack.enter_context(machines_at(home, network, names, options=sizes))
         connection = stack.enter_context(machines.connect())
         files = {name: write_token(home, name, connection.create_token(name, "client")) for name in (CLIENTS, GUESTS)}
         clients = stack.enter_context(clients_of(machines, home, CLIENTS, files[CLIENTS]))

@@ -139,9 +139,8 @@ def test_pieces_of_another_client_are_never_part_of_a_file(tmp_path):
     assert store.stored() == {DIGEST: 10}
 
 
-def test_files_used_least_recently_make_room(tmp_path, monkeypatch):
-    monkeypatch.setattr(models, "MAX_KEPT_BYTES", 25)
-    store = ModelStore(tmp_path)
+def test_files_used_least_recently_make_room(tmp_path):
+    store = ModelStore(tmp_path, max_bytes=25)
     first, _ = bring(store, b"a" * 10)
     second, _ = bring(store, b"b" * 10)
     for digest, used in ((first, 2_000), (second, 1_000)):
@@ -153,10 +152,9 @@ def test_files_used_least_recently_make_room(tmp_path, monkeypatch):
     assert (written.complete, set(written.gone), set(store.stored())) == (True, {first, third}, {huge})
 
 
-def test_a_model_of_more_than_is_kept_is_complete_when_its_last_file_is(tmp_path, monkeypatch):
+def test_a_model_of_more_than_is_kept_is_complete_when_its_last_file_is(tmp_path):
     """Its files made room for each other: they were brought again and again, for ever."""
-    monkeypatch.setattr(models, "MAX_KEPT_BYTES", 25)
-    store = ModelStore(tmp_path)
+    store = ModelStore(tmp_path, max_bytes=25)
     old, other = (bring(store, letter * 10)[0] for letter in (b"a", b"b"))
     os.utime(tmp_path / old, ns=(0, 0))
     uploads, contents = Uploads(store.stored()), {b"a": 10, b"c": 10, b"d": 15}
