@@ -108,14 +108,20 @@ def test_the_count_is_never_below_the_truth(values):
     """Whatever it is: what passes for a factor takes no more than that."""
     content = msgpack.packb(values)
     factor = bisect_left(range(1000), True, key=lambda factor: _passes(content, factor))
+    # Other threads of this process are counted, too: once 2 MB were found for 714 bytes, and never again.
+    assert min(_taken_by(content, len(values)) for _ in range(3)) <= factor * len(content) + SLACK_BYTES
+
+
+def _taken_by(content, count):
+    """Return the bytes of memory that a list of so many values takes, with what other threads take meanwhile."""
     gc.collect()
     tracemalloc.start()
     before, _ = tracemalloc.get_traced_memory()
     made = msgpack.unpackb(content, use_list=False)
     after, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert len(made) == len(values)
-    assert after - before <= factor * len(content) + SLACK_BYTES
+    assert len(made) == count
+    return after - before
 
 
 def _passes(content, factor):
