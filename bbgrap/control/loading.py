@@ -368,7 +368,8 @@ class Loading:
         self.touch(plan)
         living = self.members.living(variant.parts) if told else []
         done: list[CoordinatorInstruction] = [ToAgent(member.identity, Release(variant.epoch)) for member in living]
-        done += [HostRelease(variant.epoch)] if variant.hosted else []
+        # Also of what was never hosted: on disk, what an earlier coordinator has left counts as loaded until then.
+        done.append(HostRelease(variant.epoch))
         if any(other.job == variant.job for other in plan.variants):
             return [*done, *(self.saved(plan, variant.job) if variant.job in self._saved else [])]
         if plan.is_standby and plan.planned:

@@ -67,7 +67,7 @@ class Storage:
         self._folders.keep_only({plan.job for plan, _ in plans})
         for plan, _ in reversed(plans):
             self._keep(plan.job, frozenset(variant.epoch for variant in plan.variants))
-        # Agents that come back may have them loaded; of those that never do nobody says so, and what they had stays until the next start.
+        # Agents that come back may have them loaded; those of agents that never do are released at last.
         self._loaded = {epoch for kept in self._kept.values() for epoch in kept.epochs}
         state = self._state
         return SavedState(

@@ -337,3 +337,26 @@ def test_what_waits_for_its_turn_on_an_agent_is_not_taken_for_too_slow(monkeypat
     lose_worker(wire, agent)
     wire.wait(11.0)
     assert wire.coordinator.loading.by_epoch.keys().isdisjoint(known)
+
+
+def test_what_agents_had_that_never_come_back_is_released():
+    """On disk it counted as loaded until the next start of the coordinator, beyond all bounds."""
+    wire = auto_wire(BOTH, {BOTH: 0.1, A: 0.3})
+    goes_on(wire, 2.0)
+    kept = {variant.epoch for plan in wire.kept.values() for variant in plan.variants}
+    assert len(kept) >= 3
+    for name in BOTH:
+        wire.crash(wire.agent(name))
+    wire.restart_coordinator()
+    assert wire.coordinator.loading.by_epoch.keys() == kept
+    released, carry = set(), wire.carry_coordinator
+
+    def carry_coordinator(instruction):
+        if isinstance(instruction, coordinator_instructions.HostRelease):
+            released.add(instruction.epoch)
+        carry(instruction)
+
+    wire.carry_coordinator = carry_coordinator
+    wire.pass_time(loading.KEEP_AWAY_S + 1.0)
+    wire.settle()
+    assert released == kept
