@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bbgrap.control.coordinator_instructions import CoordinatorInstruction, ToClient
 from bbgrap.control.membership import Members
+from bbgrap.control.plan_reports import prepared_answer
 from bbgrap.control.plans import ServedPlan
 from bbgrap.protocol.client_messages import Failed
 from bbgrap.protocol.faults import Fault
@@ -23,7 +24,7 @@ def answer_callers(plan: ServedPlan, members: Members) -> list[CoordinatorInstru
     lacks_room = any(fault is Fault.BUSY for fault, _ in plan.failed.values())
     # Who waits for a plan that has no place is told why, and that the standby answers.
     if is_ready or (lacks_room and not plan.quarantine and plan.helper is not None and plan.helper.serving):
-        done: list[CoordinatorInstruction] = [ToClient(identity, plan.prepared(call)) for identity, call in plan.callers]
+        done: list[CoordinatorInstruction] = [ToClient(identity, prepared_answer(plan, call)) for identity, call in plan.callers]
         plan.callers.clear()
         return done
     if plan.quarantine:

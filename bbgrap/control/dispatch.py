@@ -21,6 +21,7 @@ from bbgrap.control.coordinator_settings import Settings
 from bbgrap.control.loading import Loading
 from bbgrap.control.membership import Member, Members
 from bbgrap.control.open_requests import OpenRequests
+from bbgrap.control.plan_reports import measured_text, prepared_answer
 from bbgrap.control.planning import Planning
 from bbgrap.control.plans import Caller, PlanCaller, ServedPlan, Variant
 from bbgrap.control.request import Request
@@ -93,7 +94,7 @@ class Requests:
         plan.is_asked(now)
         self.loading.touch(plan)
         if not message.wait:
-            return [ToClient(caller[0], plan.prepared(caller[1]))]
+            return [ToClient(caller[0], prepared_answer(plan, caller[1]))]
         # Who asks again wants it tried again.
         plan.failed = {}
         plan.callers[caller] = PlanCaller(now + message.deadline_s, now)
@@ -295,7 +296,7 @@ class Requests:
         if now is not None:
             variant.took(now - started)
             if plan.policy.done(variant.queue, started, now, alone=alone):
-                log.append(Log(plan.measured_text(), event="serves", model=plan.model, epoch=plan.number))
+                log.append(Log(measured_text(plan), event="serves", model=plan.model, epoch=plan.number))
         if request.is_drawn:
             self.verifying.take(request, variant, event, self.table.now)
         devices = variant.device_names if records else ()

@@ -9,11 +9,9 @@ epoch of its own; it is *parted* while one of its agents is away, and comes back
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from bbgrap.cluster.types import COORDINATOR
 from bbgrap.control.coordinator_events import RoutingId
@@ -24,7 +22,7 @@ from bbgrap.control.planned_variant import SCALED_FROM, PlannedVariant
 from bbgrap.control.variants import SMOOTHING, InFlightQueue, LeastFinishTime, Policy, Timing
 from bbgrap.planners.options import PlanOptions
 from bbgrap.protocol.addresses import split_place
-from bbgrap.protocol.client_messages import ModelFile, ModelPrepared
+from bbgrap.protocol.client_messages import ModelFile
 from bbgrap.protocol.faults import Fault
 from bbgrap.protocol.messages import Deploy, EndedBy, Peer
 from bbgrap.protocol.tensors import Inputs
@@ -366,77 +364,7 @@ class ServedPlan:
         self.uncovered[agent] = reason
         return f"{self.called} fits no node; when '{agent}' is lost, requests wait until there is a plan without it: {reason}"
 
-    # --- reports ----------------------------------------------------------------------------------------------------------------
-
-    def prepared(self, call: int) -> ModelPrepared:
-        """Return the answer to `PrepareModel`: who serves now."""
-        source = self.source
-        if source is None:
-            return ModelPrepared(call, self.key, 0, (), json.dumps({**self._about(), "serving": "nobody yet"}))
-        names = tuple(name for name, _ in source.serving[0].nodes)
-        return ModelPrepared(call, self.key, source.number, names, json.dumps({**source.report(), **self._about(source)}))
-
-    def why_not(self) -> str:
-        """Return why none of its variants serves, in words."""
-        if self.quarantine:
-            return self.quarantine
-        if self.timing is not None:
-            return "the plan's variants are being timed"
-        if self.job is not None:
-            return "a plan is being made"
-        if self.is_arriving:
-            return "the plan is being loaded"
-        if self.failed:
-            return next(reason for _, reason in self.failed.values())
-        if away := self.who_is_away():
-            return away
-        return "the plan's links are being tried" if self.variants else "a plan is made when more requests come with these shapes"
-
-    def who_is_away(self) -> str:
-        """Return which agents keep variants from serving, in words; empty if there are none."""
-        away = sorted({name for variant in self.variants for name in variant.away})
-        return "" if not away else f"{', '.join(away)} {'is' if len(away) == 1 else 'are'} away"
-
-    def _about(self, source: ServedPlan | None = None) -> dict[str, Any]:
-        """Return what is said of the plan besides the report of who serves."""
-        why = self.quarantine or next((reason for _, reason in self.failed.values()), "") or next(iter(self.unlike.values()), "")
-        planner = {} if source is self or self.options is None else {"asked": self.options.planner}
-        standby: dict[str, Any] = (
-            {} if self.standby is None else {"standby": [name for v in self.standby.open_variants for name in v.parts]}
-        )
-        standby |= {"uncovered": dict(self.uncovered)} if self.uncovered else {}
-        return {**planner, **standby, **({"why_not": why} if why and source is not self else {})}
-
-    def report(self) -> Mapping[str, Any]:
-        """Return the report of what serves, and what was measured."""
-        serving, medians = self.serving, self.policy.medians
-        # Of a stream, variants of several plans serve: that of agents which joined later has more nodes than the first one.
-        known = dict.fromkeys(name for variant in serving for name, _ in variant.nodes)
-        used = [name for name in known if any(name in variant.parts for variant in serving)]
-        report = {**serving[0].planned.report, "serving": " and ".join(dict.fromkeys(v.name for v in serving)), "nodes_used": used}
-        group = [v for v in self.variants if v.job == serving[0].job]
-        if len(group) < 2 or not medians or self.is_standby:
-            return report
-        timed = [
-            {"name": v.name, "nodes": [peer.name for peer in v.peers], "median_ms": 1e3 * medians[v.epoch]}
-            for v in group
-            if v.epoch in medians
-        ]
-        return {**report, "measured": {"variants": timed, "chosen": [variant.name for variant in serving]}}
-
     @property
     def called(self) -> str:
         """Its model, as people and logs call it: by its file's name, and the first eight digits of its digest."""
         return f"model '{self.files[0].name.removesuffix('.onnx')}' ({self.model[:8]})"
-
-    def times(self) -> Mapping[str, float]:
-        """Return what was measured of its variants, in seconds by name; where two over other agents have one, by those, too."""
-        timed = [(v.name, tuple(v.parts), self.policy.medians[v.epoch]) for v in self.variants if v.epoch in self.policy.medians]
-        alike = Counter(name for name, _ in {(name, parts) for name, parts, _ in timed})
-        return {name if alike[name] == 1 else f"{name} on {', '.join(parts)}": seconds for name, parts, seconds in timed}
-
-    def measured_text(self) -> str:
-        """Return what was measured, for the operator."""
-        times = [f"{name} {1e3 * seconds:.1f} ms" for name, seconds in self.times().items()]
-        names = "every variant" if self.policy.serving is None else " and ".join(v.name for v in self.serving) or "nobody"
-        return f"{self.called}: {', '.join(times) or 'its variants could not be timed'}; {names} serves"

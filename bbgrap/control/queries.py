@@ -20,6 +20,7 @@ from bbgrap.control.coordinator_instructions import (
     ToClient,
 )
 from bbgrap.control.membership import Member, Members
+from bbgrap.control.plan_reports import why_not
 from bbgrap.control.planning import Planning
 from bbgrap.control.plans import Caller, ServedPlan
 from bbgrap.control.status import StatusReader
@@ -178,4 +179,4 @@ def _served(plan: ServedPlan) -> RequestedPlan:
     serving = [] if plan.source is None else plan.source.serving
     shapes = ", ".join(f"{name} {'x'.join(map(str, shape)) or '-'}" for name, shape in plan.shapes.items())[:_MAX_TEXT]
     nodes = tuple(dict.fromkeys(name for variant in serving for name in variant.parts))
-    return RequestedPlan(plan.model, shapes, nodes, "" if plan.serving else plan.why_not()[:_MAX_TEXT], len(plan.waiting))
+    return RequestedPlan(plan.model, shapes, nodes, "" if plan.serving else why_not(plan)[:_MAX_TEXT], len(plan.waiting))

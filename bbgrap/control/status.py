@@ -11,6 +11,7 @@ from bbgrap.cluster.types import COORDINATOR
 from bbgrap.control.dispatch import Requests
 from bbgrap.control.links import Links
 from bbgrap.control.membership import Member, Members
+from bbgrap.control.plan_reports import measured_times, prepared_answer, who_is_away, why_not
 from bbgrap.control.plans import ServedPlan, Variant
 from bbgrap.control.request_statistics import RequestCounts, RequestStatistics
 from bbgrap.costmodel.timeline import Timeline, read_timeline
@@ -104,7 +105,7 @@ class StatusReader:
         source = plan.source
         variant = None if source is None else source.serving[0]
         recorded = None if variant is None else self._statistics.recorded.get(variant.epoch)
-        report = plan.prepared(asked.call).report
+        report = prepared_answer(plan, asked.call).report
         if variant is None or recorded is None:
             return PlanShown(asked.call, report, () if variant is None else variant.device_names, (), 0.0)
         return PlanShown(asked.call, report, variant.device_names, recorded.records, recorded.at)
@@ -223,13 +224,13 @@ def _seconds(timeline: Timeline) -> Mapping[tuple[int, int], float]:
 def _why(plan: ServedPlan) -> str:
     """Return why that answers which does, in words."""
     if not plan.serving:
-        return plan.why_not()
-    times = plan.times()
+        return why_not(plan)
+    times = measured_times(plan)
     if len(times) > 1:
         why = "measured: " + ", ".join(
             f"{name} {1e3 * seconds:.1f} ms" for name, seconds in sorted(times.items(), key=lambda entry: entry[1])
         )
     else:
         why = "the only plan" if len(plan.open_variants) < 2 else "its variants were not timed"
-    away = plan.who_is_away()
+    away = who_is_away(plan)
     return f"{why}; {away}" if away else why

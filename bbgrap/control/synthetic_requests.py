@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from bbgrap.control.coordinator_instructions import CoordinatorInstruction, Log, StartRequest
 from bbgrap.control.loading import OVERDUE_S, Loading
+from bbgrap.control.plan_reports import measured_text
 from bbgrap.control.planning import Planning
 from bbgrap.control.plans import ServedPlan, Variant
 from bbgrap.control.stalls import USUAL, is_unusual, state_on_its_way_s
@@ -183,7 +184,7 @@ class SyntheticRequests:
     def _end(self, plan: ServedPlan) -> list[CoordinatorInstruction]:
         timing, plan.timing, plan.inputs = plan.timing, None, None
         plan.policy.begin({} if timing is None else timing.medians())
-        return [*self._serve(plan), Log(plan.measured_text(), event="serves", model=plan.model, epoch=plan.number)]
+        return [*self._serve(plan), Log(measured_text(plan), event="serves", model=plan.model, epoch=plan.number)]
 
     def _serve(self, plan: ServedPlan) -> list[CoordinatorInstruction]:
         plan.serves = True

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from bbgrap.control import coordinator_settings
+from bbgrap.control.plan_reports import measured_times
 from bbgrap.planners.options import PlanOptions
 from bbgrap.protocol import client_messages as c
 from bbgrap.protocol.addresses import place_of, split_place
@@ -130,6 +131,6 @@ def test_an_agent_that_comes_back_is_used_again(fingerprint):
     wire.add_agent("c", fingerprint)
     assert goes_on(10.0) == every
     (plan,) = wire.coordinator.planning.plans.values()
-    assert set(plan.times()) == {"auto on a, b", "auto on a, b, c", "single on a"}
+    assert set(measured_times(plan)) == {"auto on a, b", "auto on a, b, c", "single on a"}
     wire.crash(wire.agent("c"))
     assert goes_on(3.0) == both

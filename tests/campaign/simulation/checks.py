@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from bbgrap_agent.worker_timeouts import APART_S, EARLIER_S
 
 from bbgrap.control.loading import RESEND_S
+from bbgrap.control.plan_reports import measured_times
 from bbgrap.control.planning import NO_ROOM, ONE_NODE
 from bbgrap.control.plans import MAX_DEATHS, ServedPlan
 from bbgrap.control.scaled_plans import GROWTH, SEARCH_EVERY_S
@@ -180,9 +181,9 @@ class Checks:
             state = [(v.epoch, v.tracker.state, sorted(v.pending), sorted(v.away), sorted(v.suspects)) for v in plan.variants]
             return f"no plan over all nodes serves; job {plan.job is not None}, failed {reasons}, {state}"
         if plan.latest not in {v.job for v in newest}:
-            return f"what serves was not compared with what is there over all nodes: {plan.times()}"
+            return f"what serves was not compared with what is there over all nodes: {measured_times(plan)}"
         if (slower := _slower_than_known(plan)) > GAIN:
-            return f"a variant that is slower by {slower:.0%} than another serves: {plan.times()}"
+            return f"a variant that is slower by {slower:.0%} than another serves: {measured_times(plan)}"
         epochs = {plan.latest, *(v.epoch for v in plan.variants)}
         answers = [answer for o in last if isinstance(answer := o.answers[0], c.RunResult)]
         return "" if any(answer.epoch in epochs for answer in answers) else "the plan is ready, but the last answers are of others"
