@@ -109,7 +109,7 @@ def test_the_count_is_never_below_the_truth(values):
     content = msgpack.packb(values)
     factor = bisect_left(range(1000), True, key=lambda factor: _passes(content, factor))
     # Other threads of this process are counted, too: once 2 MB were found for 714 bytes, and never again.
-    assert min(_taken_by(content, len(values)) for _ in range(3)) <= factor * len(content) + SLACK_BYTES
+    assert any(_taken_by(content, len(values)) <= factor * len(content) + SLACK_BYTES for _ in range(3))
 
 
 def _taken_by(content, count):
