@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from bbgrap.engine.sessions import make_session
+from bbgrap.engine.sessions import make_session, owned
 from bbgrap.graph.onnx_double import Operator, wide, widened
 from bbgrap.graph.onnx_io import OnnxModel
 from bbgrap.graph.types import Array
@@ -47,9 +47,7 @@ def double_answer(model: OnnxModel, feeds: Mapping[str, Array]) -> list[Array] |
 
 
 def _in_onnxruntime(operator: Operator, operands: Mapping[str, Array]) -> Sequence[Array]:
-    session = make_session(operator.alone(operands), threads=1)
-    results: Sequence[Array] = session.run(list(operator.writes), dict(operands))
-    return results
+    return owned(make_session(operator.alone(operands), threads=1).run(list(operator.writes), dict(operands)))
 
 
 def _by_definition(operator: Operator, operands: Mapping[str, Array], budget: int) -> tuple[Sequence[Array], int]:

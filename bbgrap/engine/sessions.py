@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnxruntime as ort
@@ -143,6 +144,23 @@ def open_session(
         raise ModelError(f"onnxruntime {ort.__version__} cannot load the model: {reason_of(error)}") from None
     session.kept_alive = values  # the session reads the arrays' memory
     return session
+
+
+def owned(answers: Sequence[Any]) -> list[Any]:
+    """Return a session's answers as copies: its own keep all the memory that it has ever taken, and stand in the way of its next run."""
+    return [_owned(answer) for answer in answers]
+
+
+def _owned(answer: object) -> object:
+    match answer:
+        case np.ndarray():
+            return answer.copy()
+        case list():
+            return owned(answer)
+        case dict():
+            return {key: _owned(item) for key, item in answer.items()}
+        case _:
+            return answer
 
 
 def declared_type(argument: ort.NodeArg) -> TensorType:

@@ -23,7 +23,7 @@ import onnxruntime as ort
 from bbgrap.comparison import Comparison, Rule, compare
 from bbgrap.engine.double import double_answer
 from bbgrap.engine.reference import Reference
-from bbgrap.engine.sessions import open_session, session_options
+from bbgrap.engine.sessions import open_session, owned, session_options
 from bbgrap.errors import BbgrapError, ExecutionError
 from bbgrap.graph import Array
 from bbgrap.graph.onnx_io import read_model
@@ -62,7 +62,7 @@ class ReferenceAnswers:
     @cached_property
     def expected(self) -> Sequence[Array]:
         """The answer of plain onnxruntime, at all optimisations on one thread."""
-        return self._reference.run(self.feeds) if self._expected is None else self._expected
+        return owned(self._reference.run(self.feeds)) if self._expected is None else self._expected
 
     def variants(self) -> Sequence[Sequence[Array]]:
         """Return the answers of `VARIANTS`, without those that onnxruntime cannot run."""
@@ -104,7 +104,7 @@ class ReferenceAnswers:
         if self._draws or all(value is self.feeds[name] for name, value in moved[0].items()):
             return ()
         try:
-            return tuple(self._reference.run(feeds) for feeds in moved)
+            return tuple(owned(self._reference.run(feeds)) for feeds in moved)
         except ExecutionError:
             return ()  # one bit off, an input may be out of a range
 
@@ -118,10 +118,9 @@ class ReferenceAnswers:
         options = session_options(threads=threads)
         options.graph_optimization_level = level
         try:
-            answer: Sequence[Array] = open_session(self._model, options, {}).run(None, dict(self.feeds))
+            return owned(open_session(self._model, options, {}).run(None, dict(self.feeds)))
         except Exception:  # for some models kernels are missing without optimisation; onnxruntime's exceptions have no common base
             return None
-        return answer
 
     @cached_property
     def _steps(self) -> Sequence[float]:
