@@ -61,7 +61,7 @@ class AgentDeployments:
         self._doubtful = 0
         self._recent: tuple[int, ...] = ()
         self._new: deque[int] = deque()
-        """Epochs that no worker has heard of; it hears of the next one when `_looked_at` is loaded or lacks weights."""
+        """Epochs that no worker has heard of; it hears of the next one when it has looked for the weights of `_looked_at`."""
         self._again: deque[int] = deque()
         """Those that this worker has not heard of, but one before; they wait for the others."""
         self._looked_at = 0
@@ -274,6 +274,7 @@ class AgentDeployments:
             if event.ended_by.guilty and not in_doubt and epoch == event.loading and deployment.tracker.state == "loading":
                 deployment.tracker.move("ended the worker")
                 del self.by_epoch[epoch]
+                self._urgent.discard(epoch)
                 done.append(ToCoordinator(DeploymentFailed(epoch, event.reason)))
             else:
                 deployment.tracker.move("worker lost")
