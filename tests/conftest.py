@@ -7,12 +7,14 @@ examples, for all properties (`make test-slow`); `thorough` looks at many new on
 import gc
 import os
 import sys
+import traceback
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import settings
+from pluggy import PluggyTeardownRaisedWarning
 
 from bbgrap.local import LocalCluster
 from tests.examples import AMPLE
@@ -50,7 +52,14 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
     """Show with a failure what the processes of the clusters that several tests share have said last."""
-    report = yield
+    try:
+        report = yield
+    except (TypeError, PluggyTeardownRaisedWarning):
+        # A signal may raise between two lines, as that of a timeout does: pytest 9.2 cannot show that, and would end this process.
+        if call.excinfo is None:
+            raise
+        told = "".join(traceback.format_exception(call.excinfo.value))
+        report = pytest.TestReport(item.nodeid, item.location, {}, "failed", told, call.when, duration=call.duration)
     shared = {name: value for name, value in getattr(item, "funcargs", {}).items() if isinstance(value, LocalCluster)}
     if report.failed:
         for name, cluster in shared.items():
