@@ -8,7 +8,7 @@ from bbgrap_agent.agent import Agent
 from bbgrap.control import agent_events as ae
 from bbgrap.control.agent import AgentMachine
 from bbgrap.protocol import messages as m
-from tests.bbgrap.control.test_agent import deploy_of
+from tests.bbgrap.control.driven_agent import deploy_of
 from tests.bbgrap.control.wire import introduction
 
 

@@ -290,7 +290,7 @@ def models_of(wire, epochs):
 @pytest.mark.parametrize("place", range(0, 11, 5))
 @pytest.mark.parametrize("loses", ["all", "its worker"])
 def test_what_somebody_waits_for_is_loaded_next_by_an_agent_that_loads_all_it_had(place, loses):
-    """After all machines had been without power it was loaded in its turn: 20 models, each in a second, were in its way."""
+    """After all machines had been without power it was loaded in its turn, however many there were."""
     wire = joined_wire("a")
     wire.plan = lambda _: None
     for number in range(12):

@@ -47,7 +47,7 @@ def test_an_answer_at_another_level_is_verified_and_a_changed_one_is_not(detecto
 
 
 def test_answers_do_not_keep_what_was_taken_to_compute_them(tmp_path):
-    """A separator of music had 16 GB taken: every answer kept its session's 2 GB, and the system ended the process."""
+    """A separator of music took 15 GB: every answer kept its session's 2 GB, and the system ended the process."""
     large = 64 << 20
     ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, (1, 64)) for name in ("x", "y")]
     nodes = [
