@@ -202,10 +202,11 @@ class CoordinatorMachine:
             known.tracker.move("Join")
             known.heard = now
             kept = tuple(variant.epoch for variant in self.loading.of_member(known.name) if known.name not in variant.away)
-            # It asks again because what was said to it was lost: releases, deployments and whom to answer, perhaps.
+            # It asks again because what was said to it was lost: releases, deployments, whom to answer and whom to try, perhaps.
             gone = [ToAgent(identity, Release(epoch)) for epoch in join.holds if epoch not in kept]
             lost = [i for v in self.loading.not_held(known, join.holds, now) for i in self.recovery.take_back(v)[1]]
-            return [self.members.welcome(known, kept), self.links.allow_one(known), *gone, *lost, *self.loading.say_again(known, now)]
+            links = self.links.say_again(known, now)
+            return [self.members.welcome(known, kept), *links, *gone, *lost, *self.loading.say_again(known, now)]
         member = self.members.join(identity, join, now)
         if isinstance(member, Refused):
             refused = Audit("refused", peer_of(identity, join.name), {"reason": member.reason})

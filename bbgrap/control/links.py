@@ -7,7 +7,7 @@ again every `AGAIN_S`.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 
 from bbgrap.cluster.types import COORDINATOR
@@ -55,6 +55,12 @@ class Links:
     def allow_one(self, member: Member) -> CoordinatorInstruction:
         """Let an agent answer everybody's pings; said again, for it may have been lost on the way, and then it would never be reached."""
         return ToAgent(member.identity, AnswerPings(self.members.peers_of(member)))
+
+    def say_again(self, member: Member, now: float) -> list[CoordinatorInstruction]:
+        """Tell an agent anew whom it answers and what it tries: it may not have heard. A trial has as long as at first."""
+        begun = [(number, trial) for number, trial in self._trials.items() if trial.member is member]
+        self._trials |= {number: replace(trial, began=now) for number, trial in begun}
+        return [self.allow_one(member), *(ToAgent(member.identity, TryLinks(number, trial.peers)) for number, trial in begun)]
 
     def lost(self, member: Member) -> None:
         """Forget what is known of an agent that is gone."""

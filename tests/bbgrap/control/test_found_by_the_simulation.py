@@ -56,6 +56,20 @@ def test_whoever_is_tried_is_told_again_whose_pings_to_answer():  # 300961: said
     assert any(isinstance(message, m.AnswerPings) and "a" in {p.name for p in message.peers} for message in seen)
 
 
+def test_who_joins_again_hears_whom_it_tries():  # 37797272: said on a connection of before, it was tried anew four seconds later
+    wire = ready_wire("a", "b")
+    seen = told(wire, "b")
+    say(wire, "b", m.LinkBroken(wire.coordinator.members.by_name["a"].join.data_address, "reset"))
+    (asked,) = [message for message in seen if isinstance(message, m.TryLinks)]
+    seen.clear()
+    say(wire, "b", replace(introduction("b"), holds=tuple(wire.coordinator.loading.by_epoch)))
+    assert asked in seen
+    say(wire, "b", m.LinksTried(asked.trial, ()))
+    seen.clear()
+    say(wire, "b", replace(introduction("b"), holds=tuple(wire.coordinator.loading.by_epoch)))
+    assert not any(isinstance(message, m.TryLinks) for message in seen)
+
+
 def test_who_joins_again_hears_what_ends_something():  # 301032: a coordinator that had been stopped gave up a request first
     agent, deploy = held_agent(7)
     agent.handle(ae.AgentTick(m.Heartbeat()), 10.0)
