@@ -112,6 +112,8 @@ def _proto(graph: Graph, places: Mapping[str, tuple[int, str]], free: FreeAxes) 
     free_sizes = graph.hides_sizes and any(_has_body(node) for node in graph.nodes)
     symbols: dict[tuple[int, int], str] = {}
     proto.graph.input.extend(_value(graph, name, free.get(name, {}), free_sizes, symbols) for name in graph.inputs)
+    if free_sizes:  # the sizes of a weight are told, unless it may be given as an input; what has no elements is a value, so it is a weight
+        proto.graph.input.extend(_untold(weight) for name, weight in sorted(graph.weights.items()) if 0 in (weight.type.shape or ()))
     proto.graph.output.extend(_value(graph, name, free.get(name, {}), free_sizes, symbols) for name in graph.outputs)
     proto.graph.value_info.extend(_elements(graph))
     proto.graph.node.extend(_node(node, graph.opsets) for node in graph.nodes)
@@ -127,6 +129,12 @@ def _elements(graph: Graph) -> Iterator[ValueInfoProto]:
             value = ValueInfoProto(name=name)
             declare(value, TensorType(dtype, None))
             yield value
+
+
+def _untold(weight: Weight) -> ValueInfoProto:
+    value = ValueInfoProto(name=weight.name)
+    declare(value, TensorType(weight.type.dtype, None))
+    return value
 
 
 def _has_body(node: Node) -> bool:

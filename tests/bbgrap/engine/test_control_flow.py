@@ -202,3 +202,25 @@ def test_a_branch_that_the_sizes_contradict_is_never_told_them(tmp_path: Path) -
     with pytest.raises(ModelError, match="onnxruntime"):
         make_session(told.detached()[0], weights=told.weights, threads=1)
     assert compared(path, feed).hides_sizes
+
+
+def test_a_branch_that_an_empty_input_contradicts_is_never_told_it(tmp_path: Path) -> None:
+    """A state that is empty at first: the branch for later requests adds to it what has elements."""
+    later = helper.make_graph([node("Add", "state w", "later")], "later", [], [untyped("later")])
+    first = helper.make_graph([node("Abs", "w", "first")], "first", [], [untyped("first")])
+    nodes = [
+        node("Shape", "state", "sizes", start=0, end=1),
+        node("Equal", "sizes none", "is_first"),
+        node("If", "is_first", "out", then_branch=first, else_branch=later),
+    ]
+    weights = {"w": normal(3, 2, 3), "none": np.array([0])}
+    graph = helper.make_graph(
+        nodes,
+        "state",
+        [helper.make_tensor_value_info("state", F, ["N", 3])],
+        [untyped("out")],
+        [numpy_helper.from_array(array, name) for name, array in weights.items()],
+    )
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), tmp_path / "model.onnx")
+    assert compared(tmp_path / "model.onnx", {"state": np.zeros((0, 3), np.float32)}).hides_sizes
+    assert not compared(tmp_path / "model.onnx", {"state": normal(4, 2, 3)}).hides_sizes
