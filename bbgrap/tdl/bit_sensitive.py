@@ -9,6 +9,8 @@ operators hand that on as it is. One that jumps does not:
   of a model the tie is then decided otherwise, and as well. It counts where a layer computes on with what was chosen, and in control flow.
   It does not where it reaches no answer, but only state: in a training step Relu and MaxPool choose which gradients go on, and a tie is one
   element's share in the next weights.
+
+Nor does a piece that is one row of a product keep its bits, where onnxruntime multiplies one row in an order of its own (`is_lone_row`).
 """
 
 from __future__ import annotations

@@ -17,6 +17,7 @@ from bbgrap.errors import PlanError
 from bbgrap.graph.types import Array, Attribute, DType, Graph, Node, TensorType
 from bbgrap.shapemap import ShapeMap
 from bbgrap.tdl.analysis import input_regions
+from bbgrap.tdl.bit_sensitive import bit_sensitive_nodes
 from bbgrap.tdl.language import Description
 
 MINIMUM_OPSET = 13
@@ -44,6 +45,8 @@ class Site:
     """The same of the first output."""
     has_state: bool = False
     """Whether these sizes differ between requests, too."""
+    keeps_bits: bool = False
+    """Whether the last bits of what it makes may decide an answer (`bit_sensitive`)."""
 
     @property
     def moving(self) -> tuple[frozenset[int], ...]:
@@ -207,6 +210,7 @@ def site_of(graph: Graph, node: Node) -> Site:
         tuple(graph.moving.get(name, frozenset()) for name in node.inputs),
         next((graph.moving.get(name, frozenset()) for name in node.outputs if name), frozenset()),
         bool(graph.state),
+        node.name in bit_sensitive_nodes(graph),
     )
 
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from bbgrap.errors import PlanError
 from bbgrap.shapemap import Interval, ShapeMap
+from bbgrap.tdl.bit_sensitive import FLOATS
 from bbgrap.tdl.language import (
     ALL,
     OPAQUE_FLOPS,
@@ -83,6 +84,21 @@ def integers(*values: int) -> ConstantOperand:
 def sliced(source: LocalOperand, start: int, stop: int, axis: int) -> LocalNode:
     """Return a Slice of one axis, local coordinates."""
     return LocalNode("Slice", (source, integers(start), integers(stop), integers(axis)))
+
+
+def is_lone_row(site: Site, region: ShapeMap, axis: int, rows: int, other: int) -> bool:
+    """Tell whether a piece has one of several rows of a product, and must have the bits that it has among them.
+
+    onnxruntime multiplies one row by another matrix in an order of its own, unless that is a weight, which it packs (MLAS, `sgemm.cpp`);
+    two rows it multiplies like many.
+    """
+    is_float = site.outputs[0].dtype in FLOATS
+    return site.keeps_bits and is_float and region.shape[axis] == 1 < rows and site.constant(other) is None
+
+
+def doubled(source: LocalOperand, axis: int) -> LocalNode:
+    """Return what has a row twice."""
+    return LocalNode("Concat", (source, source), {"axis": axis})
 
 
 def cropped(nodes: tuple[LocalNode, ...], region: ShapeMap, places: Mapping[int, tuple[int, int]]) -> tuple[LocalNode, ...]:

@@ -6,7 +6,7 @@ piece is padded by its zero point as the whole is.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
 
@@ -15,7 +15,18 @@ import numpy as np
 from bbgrap.graph.types import Attribute
 from bbgrap.shapemap import Interval, ShapeMap
 from bbgrap.tdl.language import ALL, Access, Description, Expression, Index, Opaque, Quotient, ScalarCall, Sum, operand
-from bbgrap.tdl.operators.common import Reads, cropped, first_read, is_scalar, sliced, spatial_interval, whole, wholes
+from bbgrap.tdl.operators.common import (
+    Reads,
+    cropped,
+    doubled,
+    first_read,
+    is_lone_row,
+    is_scalar,
+    sliced,
+    spatial_interval,
+    whole,
+    wholes,
+)
 from bbgrap.tdl.operators.windows import Window, is_odd, local_attributes, map_axes, output_axes, spatial, windows_of
 from bbgrap.tdl.rule import ConstantOperand, Input, LocalNode, LocalOperand, OperatorRule, Result, Site, operands_of, register
 
@@ -84,8 +95,18 @@ def localize_conv(site: Site, region: ShapeMap, reads: Reads, form: ConvOperands
     runs = [run for r in region.axes[channel].ranges for run in _group_runs(r, per_group)]
     if groups == 1 or len(runs) == 1:
         count = 1 if groups == 1 else _groups_in(runs[0], per_group)
-        return (LocalNode(site.node.op, operands_of(site, reads), {**attributes, "group": count}, site.node.domain),)
+        node = LocalNode(site.node.op, operands_of(site, reads), {**attributes, "group": count}, site.node.domain)
+        is_lone = form is CONV and is_lone_row(site, region, channel, per_group, form.weights)
+        return _with_two_channels(node, channel) if is_lone else (node,)
     return _conv_by_runs(site, region, reads, attributes, runs, form)
+
+
+def _with_two_channels(conv: LocalNode, channel: int) -> tuple[LocalNode, ...]:
+    """Return a Conv of one output channel that computes it twice, and the Slice of one."""
+    x, *per_channel = conv.operands
+    twice = tuple(doubled(source, 0) for source in per_channel if source is not None)
+    operands = (x, *(Result(number) for number in range(len(twice))))
+    return *twice, replace(conv, operands=operands), sliced(Result(len(twice)), 0, 1, channel)
 
 
 def _group_runs(channels: Interval, per_group: int) -> list[Interval]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from bbgrap.shapemap import ShapeMap
 from bbgrap.tdl.language import Constant, Description, Expression, Index, IndexExpression, Reduce, ScalarCall, Sum, operand
-from bbgrap.tdl.operators.common import broadcast
-from bbgrap.tdl.rule import OperatorRule, Site, register
+from bbgrap.tdl.operators.common import Reads, broadcast, doubled, is_lone_row, sliced
+from bbgrap.tdl.rule import LocalNode, OperatorRule, Result, Site, register, same_node
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +39,15 @@ def describe_matmul(site: Site) -> Description | None:
     """A matrix product and nothing else."""
     product = product_of(site)
     return Description(product.outputs, product.body)
+
+
+def localize_matmul(site: Site, region: ShapeMap, reads: Reads) -> tuple[LocalNode, ...]:
+    """The node as it is; one of several rows is multiplied twice where its bits must be those that it has among them."""
+    (node,) = same_node(site, region, reads)
+    if min(len(site.shape(0)), len(site.shape(1))) < 2 or not is_lone_row(site, region, -2, site.output_shape[-2], 1):
+        return (node,)
+    a, b = node.operands
+    return doubled(a, -2), replace(node, operands=(Result(0), b)), sliced(Result(1), 0, 1, -2)
 
 
 def describe_fused_matmul(site: Site) -> Description | None:
@@ -131,7 +141,7 @@ def describe_einsum(site: Site) -> Description | None:
     return Description(outputs, Sum(over, body) if over else ScalarCall("copy", (body,)))
 
 
-register(OperatorRule(describe_matmul), "MatMul")
+register(OperatorRule(describe_matmul, localize_matmul), "MatMul")
 register(OperatorRule(describe_gemm), "Gemm")
 register(OperatorRule(describe_einsum), "Einsum")
 register(OperatorRule(describe_fused_matmul), "FusedMatMul", "TransposeMatMul", domain="com.microsoft")

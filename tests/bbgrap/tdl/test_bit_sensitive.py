@@ -20,7 +20,7 @@ from bbgrap.planners.bbgrap import all_descriptions
 from bbgrap.planners.options import PlanOptions
 from bbgrap.planners.plan import Plan, Tile, check_plan
 from bbgrap.planners.registry import make_plan
-from bbgrap.shapemap import Interval, ShapeMap
+from bbgrap.shapemap import Interval, IntervalSet, ShapeMap
 from bbgrap.tdl import Part, reducible
 from bbgrap.tdl.bit_sensitive import bit_sensitive_nodes
 from tests.partition import plain_outputs
@@ -198,3 +198,33 @@ def test_a_table_is_divided_whatever_follows():
     artifacts = export(compile_plan(plan, descriptions, verify=True).optimized)
     feeds = [np.array([0, 29, 15, 14, -1])]
     np.testing.assert_array_equal(simulate(artifacts, feeds, local_kernels(artifacts))[0], plain_outputs(graph, feeds)[0])
+
+
+@pytest.mark.parametrize("op", ["MatMul", "Conv"])
+def test_one_row_of_a_product_has_the_bits_that_it_has_among_others(op: str) -> None:
+    """A matrix that is no weight is not packed, and onnxruntime multiplies one row by it in an order of its own."""
+    random = np.random.default_rng(6)
+    if op == "MatMul":  # rows of x, a piece of one row on each node
+        x, made, operands = (5, 90), (5, 40), ("x", "v")
+        weight = random.integers(-127, 127, (90, 40)).astype(np.int8)
+    else:  # filters
+        x, made, operands = (1, 10, 9, 9), (1, 5, 9, 9), ("x", "v", "b")
+        weight = random.integers(-127, 127, (5, 10, 3, 3)).astype(np.int8)
+    product = Node("product", op, operands, ("p",), {"pads": (1, 1, 1, 1)} if op == "Conv" else {})
+    nodes = (Node("dequantize", "DequantizeLinear", ("w", "ws"), ("v",)), product, QUANTIZED)
+    types = {"x": row(F, *x), "v": row(F, *weight.shape), "p": row(F, *made), "y": row(U8, *made)}
+    weights = {"w": weight, "ws": np.float32(0.01), "s": np.float32(0.1), "z": np.uint8(128)} | (
+        {"b": np.ones(5, np.float32)} if op == "Conv" else {}
+    )
+    graph = replace(graph_of(nodes, types, **weights), outputs=("p", "y"))  # type: ignore[arg-type]
+    assert product.name in bit_sensitive_nodes(graph)
+    descriptions, axis = all_descriptions(graph), 0 if op == "MatMul" else 1
+    rows = tuple(Tile(device, ShapeMap.full(made).replace(axis, IntervalSet.of((device, device + 1)))) for device in range(5))
+    whole = tuple(Tile(device, ShapeMap.full(weight.shape)) for device in range(5))
+    plan = Plan("by hand", graph, Cluster.even(5), {"dequantize": whole, "product": rows, "q": rows})
+    assert not check_plan(plan, descriptions)
+    artifacts = export(compile_plan(plan, descriptions).optimized)
+    feeds = [random.standard_normal(x).astype(np.float32)]
+    got = simulate(artifacts, feeds, local_kernels(artifacts))
+    for mine, want in zip(got, plain_outputs(graph, feeds), strict=True):
+        np.testing.assert_array_equal(mine, want)
