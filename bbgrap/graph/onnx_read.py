@@ -34,6 +34,7 @@ from bbgrap.graph.onnx_tidy import (
     free_sizes_below_zero,
     graphs_of,
     inlined,
+    leave_out_single_splits,
     make_dense,
     name_standard_domain,
     refill,
@@ -248,6 +249,7 @@ def _handle(name: str, proto: onnx.ModelProto, path: Path) -> OnnxModel:
         sort_nodes(graph)
         free_sizes_below_zero(graph)
     name_standard_domain(proto)
+    leave_out_single_splits(proto.graph)
     drop_unread(proto.graph)
     tell_head_sizes(proto.graph)
     weights: dict[str, Array] = {}

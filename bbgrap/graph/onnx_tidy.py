@@ -19,6 +19,8 @@ from bbgrap.errors import ModelError
 
 T = TypeVar("T")
 
+_LENGTHS = frozenset({TensorProto.INT32, TensorProto.INT64})
+
 
 def copy_of(proto: ModelProto) -> ModelProto:
     """Return a copy of a model, to be changed."""
@@ -158,6 +160,24 @@ def free_sizes_below_zero(graph: GraphProto) -> None:
         for dim in value.type.tensor_type.shape.dim:
             if dim.dim_value < 0:
                 dim.ClearField("dim_value")
+
+
+def leave_out_single_splits(graph: GraphProto) -> None:
+    """Let every `SplitToSequence` into pieces of one have no `split`, in place.
+
+    To onnxruntime that is the same, to onnx it is not: with a `split` it infers that the axis stays, whatever `keepdims` says.
+    """
+    nodes = [node for body in graphs_of(graph) for node in body.node]
+    constants = {tensor.name: tensor for body in graphs_of(graph) for tensor in body.initializer}
+    constants |= {node.output[0]: a.t for node in nodes if node.op_type == "Constant" for a in node.attribute if a.name == "value"}
+    ones = {n for n, t in constants.items() if not t.dims and t.data_type in _LENGTHS and _is_inside(t) and numpy_helper.to_array(t) == 1}
+    for node in nodes:
+        if node.op_type == "SplitToSequence" and not ones.isdisjoint(node.input[1:]):
+            del node.input[1]
+
+
+def _is_inside(tensor: TensorProto) -> bool:
+    return tensor.data_location != TensorProto.EXTERNAL
 
 
 def drop_unread(graph: GraphProto) -> None:

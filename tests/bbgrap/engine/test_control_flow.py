@@ -224,3 +224,28 @@ def test_a_branch_that_an_empty_input_contradicts_is_never_told_it(tmp_path: Pat
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), tmp_path / "model.onnx")
     assert compared(tmp_path / "model.onnx", {"state": np.zeros((0, 3), np.float32)}).hides_sizes
     assert not compared(tmp_path / "model.onnx", {"state": normal(4, 2, 3)}).hides_sizes
+
+
+def test_pieces_of_one_have_the_shape_that_onnxruntime_makes(tmp_path: Path) -> None:
+    """As torch writes `unbind`: with a `split`, onnx infers that the axis stays; onnxruntime leaves it out if it is told to."""
+    nodes = [
+        node("NonZero", "x", "where"),
+        node("SplitToSequence", "where one", "parts", axis=0, keepdims=0),
+        node("SequenceAt", "parts zero", "rows"),
+        node("Gather", "w rows", "taken", axis=0),
+        node("Shape", "taken", "sizes"),
+        node("ReduceProd", "sizes", "count", keepdims=0),
+        node("Greater", "count zero", "any"),
+        node("If", "any", "y", then_branch=branch("Neg"), else_branch=branch("Abs")),
+    ]
+    weights = {"w": normal(5, 4, 3), "one": np.array(1), "zero": np.array(0)}
+    graph = helper.make_graph(
+        nodes, "unbind", [value("x", F, [4])], [untyped("y")], [numpy_helper.from_array(array, name) for name, array in weights.items()]
+    )
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), tmp_path / "model.onnx")
+    graph = compared(tmp_path / "model.onnx", {"x": np.array([0, 1, 0, 2], np.float32)})
+    assert graph.types["sizes"].shape == (2,)
+
+
+def branch(op: str) -> onnx.GraphProto:
+    return helper.make_graph([node(op, "taken", f"{op}_taken")], op, [], [untyped(f"{op}_taken")])
