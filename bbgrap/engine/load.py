@@ -25,6 +25,7 @@ from bbgrap.errors import ModelError
 from bbgrap.graph.onnx_free import has_free_inputs, moving_axes
 from bbgrap.graph.onnx_group_norms import with_plain_group_norms
 from bbgrap.graph.onnx_io import OnnxModel, as_model_error, read_model, with_input_shapes
+from bbgrap.graph.onnx_opset import as_old_as_its_operators
 from bbgrap.graph.onnx_read import checker_fault
 from bbgrap.graph.onnx_subnormal import without_subnormal_weights
 from bbgrap.graph.types import Graph
@@ -88,6 +89,8 @@ def refusal(path: Path, refused: ModelError) -> ModelError:
 def folded(model: OnnxModel, shapes: Mapping[str, tuple[int, ...]]) -> OnnxModel:
     """Return a model in a current opset, if it answers as before with these input shapes, after `fold`, without subnormal weights.
 
+    Of a newer opset than onnxruntime has kernels for it may be, as long as its operators are older.
+
     Raises:
         ModelError: if onnxruntime cannot load the model.
         InputError: if the shapes do not fit the model's inputs.
@@ -99,7 +102,7 @@ def folded(model: OnnxModel, shapes: Mapping[str, tuple[int, ...]]) -> OnnxModel
         if current is model:
             raise
         made = fold(model)  # what was made of it onnxruntime cannot run
-    return without_subnormal_weights(made)  # folding makes some, too: a weight times a small scale
+    return as_old_as_its_operators(without_subnormal_weights(made))  # folding makes some, too: a weight times a small scale
 
 
 def fold(model: OnnxModel) -> OnnxModel:

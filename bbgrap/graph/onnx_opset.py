@@ -18,7 +18,7 @@ from onnx import GraphProto, NodeProto, helper, numpy_helper
 from bbgrap.graph.onnx_external import is_external
 from bbgrap.graph.onnx_infer import ends_who_infers
 from bbgrap.graph.onnx_read import LEAST_IR_VERSION, OnnxModel, array_of, describe
-from bbgrap.graph.onnx_tidy import bodies_of, graphs_of, refill, standard_domain
+from bbgrap.graph.onnx_tidy import bodies_of, copy_of, graphs_of, refill, standard_domain
 from bbgrap.graph.types import Array
 
 OLDEST_OPSET = 13
@@ -26,6 +26,9 @@ OLDEST_OPSET = 13
 
 TARGET_OPSET = 17
 """What older models are converted to; every supported onnxruntime has kernels for it."""
+
+NEWEST_OPSET = 25
+"""Of which every supported onnxruntime has all kernels. In newer ones it may lack those of operators that dividing a model adds."""
 
 _SCAN_WITHOUT_BATCH = 9
 """The opset in which `Scan` lost its batch axis."""
@@ -48,6 +51,21 @@ def normalize_opset(model: OnnxModel) -> OnnxModel:
     if {tensor.name for tensor in proto.graph.initializer if is_external(tensor)} - set(model.weights):
         return model  # it renamed a weight that was taken out
     proto.ir_version = max(proto.ir_version, LEAST_IR_VERSION)
+    return describe(model.name, proto, model.weights)
+
+
+def as_old_as_its_operators(model: OnnxModel) -> OnnxModel:
+    """Return a model newer than `NEWEST_OPSET` in the oldest opset from there on in which all of its operators are the same."""
+    opset, ops = model.opsets.get("", 0), [op for domain, op in model.operators if not domain]
+    if opset <= NEWEST_OPSET or not all(onnx.defs.has(op, opset) for op in ops):
+        return model
+    needed = max((onnx.defs.get_schema(op, opset).since_version for op in ops), default=0)
+    if needed == opset:
+        return model
+    proto = copy_of(model.proto)
+    for entry in proto.opset_import:
+        if not standard_domain(entry.domain):
+            entry.version = max(needed, NEWEST_OPSET)
     return describe(model.name, proto, model.weights)
 
 
