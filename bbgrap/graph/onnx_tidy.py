@@ -5,6 +5,7 @@ One of the files that import onnx (see `onnx_io`).
 
 from __future__ import annotations
 
+from collections import ChainMap
 from collections.abc import Callable, Iterable, Iterator, MutableSequence
 from graphlib import CycleError, TopologicalSorter
 from math import prod
@@ -162,22 +163,26 @@ def free_sizes_below_zero(graph: GraphProto) -> None:
                 dim.ClearField("dim_value")
 
 
-def leave_out_single_splits(graph: GraphProto) -> None:
-    """Let every `SplitToSequence` into pieces of one have no `split`, in place.
+def leave_out_single_splits(graph: GraphProto, outer: ChainMap[str, TensorProto] | None = None) -> None:
+    """Let every `SplitToSequence` into pieces of one have no `split`, in place; `outer` are constants outside of the graph.
 
     To onnxruntime that is the same, to onnx it is not: with a `split` it infers that the axis stays, whatever `keepdims` says.
     """
-    nodes = [node for body in graphs_of(graph) for node in body.node]
-    constants = {tensor.name: tensor for body in graphs_of(graph) for tensor in body.initializer}
-    constants |= {node.output[0]: a.t for node in nodes if node.op_type == "Constant" for a in node.attribute if a.name == "value"}
-    ones = {n for n, t in constants.items() if not t.dims and t.data_type in _LENGTHS and _is_inside(t) and numpy_helper.to_array(t) == 1}
-    for node in nodes:
-        if node.op_type == "SplitToSequence" and not ones.isdisjoint(node.input[1:]):
+    constants = {tensor.name: tensor for tensor in graph.initializer}
+    told = (node for node in graph.node if node.op_type == "Constant")
+    constants |= {name: a.t for node in told for name in node.output[:1] for a in node.attribute if a.name == "value"}
+    known = ChainMap(constants) if outer is None else outer.new_child(constants)
+    for node in graph.node:
+        for body in bodies_of(node):
+            leave_out_single_splits(body, known)
+        if node.op_type == "SplitToSequence" and len(node.input) > 1 and _is_one(known.get(node.input[1])):
             del node.input[1]
 
 
-def _is_inside(tensor: TensorProto) -> bool:
-    return tensor.data_location != TensorProto.EXTERNAL
+def _is_one(tensor: TensorProto | None) -> bool:
+    if tensor is None or tensor.dims or tensor.data_type not in _LENGTHS or tensor.data_location == TensorProto.EXTERNAL:
+        return False
+    return int(numpy_helper.to_array(tensor)) == 1
 
 
 def drop_unread(graph: GraphProto) -> None:

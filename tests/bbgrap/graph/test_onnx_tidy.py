@@ -15,7 +15,7 @@ from bbgrap.engine.load import load_graph
 from bbgrap.engine.sessions import make_session
 from bbgrap.errors import ModelError
 from bbgrap.graph.onnx_read import read_model
-from bbgrap.graph.onnx_tidy import drop_unread, make_dense, sort_nodes
+from bbgrap.graph.onnx_tidy import bodies_of, drop_unread, leave_out_single_splits, make_dense, sort_nodes
 from tests.partition import plain_outputs
 
 F = TensorProto.FLOAT
@@ -130,3 +130,19 @@ def test_attributes_that_calls_of_functions_leave_out_are_the_defaults_that_the_
     x = np.array([-4, -1, 2], np.float32)
     (want,), (got,) = (make_session(model, threads=1).run(None, {"x": x}) for model in (path, read_model(path).detached()[0]))
     assert got.tolist() == want.tolist()
+
+
+def test_only_splits_into_pieces_of_one_lose_what_says_so() -> None:
+    """Constants of two branches may have one name, and a body sees those outside."""
+
+    def branch(name: str, size: int) -> onnx.GraphProto:
+        told = helper.make_node("Constant", [], ["size"], value=numpy_helper.from_array(np.array(size)))
+        splits = [helper.make_node("SplitToSequence", ["x", by], [f"{name}.{by}"], axis=0, keepdims=0) for by in ("size", "one", "ones")]
+        return helper.make_graph([told, *splits], name, [], [])
+
+    chosen = helper.make_node("If", ["c"], ["y"], then_branch=branch("then", 1), else_branch=branch("else", 2))
+    constants = [numpy_helper.from_array(np.array(value), name) for name, value in (("one", 1), ("ones", [1, 1]))]
+    graph = helper.make_graph([chosen], "g", [], [], constants)
+    leave_out_single_splits(graph)
+    left = [tuple(node.input[1:]) for body in bodies_of(graph.node[0]) for node in body.node if node.op_type == "SplitToSequence"]
+    assert sorted(left) == [(), (), (), ("ones",), ("ones",), ("size",)]
