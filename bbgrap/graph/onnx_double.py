@@ -14,6 +14,7 @@ import numpy as np
 import onnx
 from onnx import AttributeProto, NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
+from bbgrap.graph.double_fused import fused
 from bbgrap.graph.double_windows import average_pool, transposed_convolution
 from bbgrap.graph.onnx_external import is_external
 from bbgrap.graph.onnx_read import OnnxModel, array_of
@@ -69,7 +70,7 @@ class Operator:
         return bytes(helper.make_model(graph, opset_imports=opsets, ir_version=self.ir_version).SerializeToString())
 
     def by_definition(self, operands: Mapping[str, Array], sizes: Sequence[int]) -> Sequence[Array]:
-        """Return what the reference implementation of the ONNX package computes, or one here where that fails or takes too long.
+        """Return what the reference implementation of the ONNX package computes, or one here where that is missing or takes too long.
 
         `sizes` are the extents of the first result behind its first two axes.
 
@@ -77,7 +78,10 @@ class Operator:
             Exception: of many kinds, if there is none, or if it fails.
         """
         attributes = {item.name: helper.get_attribute_value(item) for item in self.node.attribute}
-        match self.kind, [operands[name] if name else None for name in self.node.input]:
+        given = [operands[name] if name else None for name in self.node.input]
+        if self.node.domain == "com.microsoft":
+            return [made for made, name in zip(fused(self.kind, given, attributes), self.node.output, strict=False) if name]
+        match self.kind, given:
             case "GlobalMaxPool", [np.ndarray() as data]:  # the ONNX package's (1.23) fails unless there are four axes
                 return [data.max(axis=tuple(range(2, data.ndim)), keepdims=True)]
             case "ConvTranspose", [np.ndarray() as data, np.ndarray() as weight, *bias]:
