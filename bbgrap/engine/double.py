@@ -1,8 +1,9 @@
 """A model's answer in 64-bit floats: nearly what it would be without rounding.
 
-Every operator runs by itself: in onnxruntime where that has a 64-bit kernel, else in the ONNX package's reference implementation, with
-64-bit arrays of numpy. That may have faults of its own, so it must agree with onnxruntime's 32-bit kernel on the same operands, by
-`AGREEMENT`. Where it does not, or there is no implementation, or the model is too large for it, there is no answer.
+Every operator runs by itself: in onnxruntime where that has a 64-bit kernel, else by its definition in numpy (the ONNX package's
+reference implementation, `double_windows`, `double_fused`). That may have faults of its own, so it must agree with onnxruntime's 32-bit
+kernel on the same operands, by `AGREEMENT`. Where it does not, or there is no definition, or the model is too large for it, there is no
+answer.
 """
 
 from __future__ import annotations

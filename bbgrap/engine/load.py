@@ -89,7 +89,7 @@ def refusal(path: Path, refused: ModelError) -> ModelError:
 def folded(model: OnnxModel, shapes: Mapping[str, tuple[int, ...]]) -> OnnxModel:
     """Return a model in a current opset, if it answers as before with these input shapes, after `fold`, without subnormal weights.
 
-    Of a newer opset than onnxruntime has kernels for it may be, as long as its operators are older.
+    One in an opset that onnxruntime has not all kernels of is called as old as its operators are.
 
     Raises:
         ModelError: if onnxruntime cannot load the model.

@@ -1,6 +1,7 @@
 """onnxruntime's fused operators of transformers in 64-bit floats, in numpy: there are no 64-bit kernels of them, and no reference ones.
 
-What is here is what graphs have without caches of their own. Whoever asks compares the results with those of the 32-bit kernels.
+What is here is what graphs have without caches of their own. Planners divide `Attention` in another form (`divided_attention`); what judges
+them is written apart from it. Whoever asks compares the results with those of the 32-bit kernels.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ _MASKED = -10000.0
 
 
 def fused(kind: str, operands: Operands, attributes: Attributes) -> tuple[Array, ...]:
-    """Return the results of an operator of `com.microsoft`, of which those from the second on may be missing.
+    """Return the results of an operator of `com.microsoft` in the order of its outputs; the last ones may be missing.
 
     Raises:
         KeyError: if there is no such operator here.

@@ -1,4 +1,4 @@
-"""A model's opset is made current. One of the files that import onnx (see `onnx_io`).
+"""A model's opset is made current: of an old model, and of one newer than onnxruntime. One of the files that import onnx (see `onnx_io`).
 
 The ONNX converter (1.23) does not say what some operators used to mean. It is said here, as onnxruntime's kernels have it:
 

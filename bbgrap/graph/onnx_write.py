@@ -113,7 +113,8 @@ def _proto(graph: Graph, places: Mapping[str, tuple[int, str]], free: FreeAxes) 
     symbols: dict[tuple[int, int], str] = {}
     proto.graph.input.extend(_value(graph, name, free.get(name, {}), free_sizes, symbols) for name in graph.inputs)
     if free_sizes:  # the sizes of a weight are told, unless it may be given as an input; what has no elements is a value, so it is a weight
-        proto.graph.input.extend(_untold(weight) for name, weight in sorted(graph.weights.items()) if 0 in (weight.type.shape or ()))
+        empty = (weight for _, weight in sorted(graph.weights.items()) if 0 in (weight.type.shape or ()))
+        proto.graph.input.extend(_without_sizes(weight.name, weight.type.dtype) for weight in empty)
     proto.graph.output.extend(_value(graph, name, free.get(name, {}), free_sizes, symbols) for name in graph.outputs)
     proto.graph.value_info.extend(_elements(graph))
     proto.graph.node.extend(_node(node, graph.opsets) for node in graph.nodes)
@@ -126,14 +127,12 @@ def _elements(graph: Graph) -> Iterator[ValueInfoProto]:
     further = [name for node in graph.nodes if node.domain for name in node.outputs[1:] if name and name not in graph.outputs]
     for name in further:
         if (dtype := graph.types.get(name, UNKNOWN).dtype) in STORABLE:
-            value = ValueInfoProto(name=name)
-            declare(value, TensorType(dtype, None))
-            yield value
+            yield _without_sizes(name, dtype)
 
 
-def _untold(weight: Weight) -> ValueInfoProto:
-    value = ValueInfoProto(name=weight.name)
-    declare(value, TensorType(weight.type.dtype, None))
+def _without_sizes(name: str, dtype: DType) -> ValueInfoProto:
+    value = ValueInfoProto(name=name)
+    declare(value, TensorType(dtype, None))
     return value
 
 
