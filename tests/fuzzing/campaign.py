@@ -13,7 +13,7 @@ import onnxruntime as ort
 from tests.fuzzing.configurations import ALL, chosen
 from tests.fuzzing.judge import Finding, Kind, Verdict, judge
 from tests.fuzzing.samples import Sample
-from tests.fuzzing.sources import SOURCES, NotMadeError
+from tests.fuzzing.sources import NotMadeError, source_of
 from tests.fuzzing.workers import Ended
 
 BEFORE_JUDGING = ("starting", "making", "onnxruntime")
@@ -42,7 +42,7 @@ def do(job: Job, progress: Callable[[str], None]) -> Judged:
     ort.set_default_logger_severity(4)  # what matters arrives as an exception, too
     progress("making")
     try:
-        sample = SOURCES[job.source].sample(job.seed)
+        sample = source_of(job.source).sample(job.seed)
     except NotMadeError as reason:
         return Judged(Verdict(f"{job.source}{job.seed}", (Finding("not made", where=str(reason)[:100], words=str(reason)),)))
     verdict = judge(sample, ALL if job.everywhere else chosen(job.seed), progress)
@@ -70,6 +70,8 @@ class Tally:
     counts: Counter[str] = field(default_factory=Counter)
     causes: defaultdict[str, list[tuple[int, Finding]]] = field(default_factory=lambda: defaultdict(list))
     """By cause: the seeds and a finding of each."""
+    names: dict[int, str] = field(default_factory=dict)
+    """By seed, the names of all models."""
     samples: dict[int, Sample] = field(default_factory=dict)
     """By seed, the models with faults, as far as their process lived to hand them over."""
     configurations: int = 0
@@ -77,6 +79,7 @@ class Tally:
     def add(self, seed: int, judged: Judged) -> None:
         """Count a verdict."""
         verdict, kinds = judged.verdict, judged.verdict.kinds
+        self.names[seed] = verdict.name
         if judged.sample is not None:
             self.samples[seed] = judged.sample
         self.counts["models"] += 1
@@ -96,15 +99,15 @@ class Tally:
     def as_dict(self) -> dict[str, Any]:
         """Return everything for JSON."""
         causes = {
-            cause: [{"seed": seed, "configuration": f.configuration, "words": f.words} for seed, f in found]
+            cause: [{"seed": seed, "name": self.names[seed], "configuration": f.configuration, "words": f.words} for seed, f in found]
             for cause, found in self.causes.items()
         }
         return {"counts": dict(self.counts), "configurations": self.configurations, "causes": causes}
 
 
-def jobs_of(source: str, first: int, count: int, until: float, *, everywhere: bool) -> Iterator[Job]:
+def jobs_of(source: str, seeds: range, until: float, *, everywhere: bool) -> Iterator[Job]:
     """Yield jobs until there were enough or the time is up."""
-    for seed in range(first, first + count):
+    for seed in seeds:
         if time.monotonic() > until:
             return
         yield Job(source, seed, everywhere)

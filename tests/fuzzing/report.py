@@ -22,5 +22,7 @@ def causes_text(tallies: Mapping[str, Tally]) -> str:
     for name, tally in tallies.items():
         for cause, found in sorted(tally.causes.items(), key=lambda item: -len(item[1])):
             seed, finding = found[0]
-            lines.append(f"{len(found):5} {name}: {cause} (seed {seed}, {finding.configuration}; {finding.words[:160]})")
+            lines.append(
+                f"{len(found):5} {name}: {cause} (seed {seed}: {tally.names[seed]}, {finding.configuration}; {finding.words[:160]})"
+            )
     return "\n".join(lines)

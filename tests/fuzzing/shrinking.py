@@ -14,7 +14,7 @@ from tests.fuzzing.configurations import ALL
 from tests.fuzzing.judge import FAULTS, Finding
 from tests.fuzzing.minimise import Failure, minimised
 from tests.fuzzing.samples import Sample
-from tests.fuzzing.sources import SOURCES
+from tests.fuzzing.sources import source_of
 from tests.fuzzing.workers import Workers
 
 LIMIT_S = 240.0
@@ -37,14 +37,14 @@ class Shrink:
     def name(self) -> str:
         """The name of its files."""
         words = re.sub(r"[^A-Za-z0-9]+", "_", self.finding.where)[:40].strip("_")
-        return f"{self.finding.kind}-{words}-{self.source}{self.seed}"
+        return f"{self.finding.kind}-{words}-{Path(self.source).name}{self.seed}"
 
 
 def do(job: Shrink, progress: Callable[[str], None]) -> str:
     """Make one model small and write it; runs in a child process."""
     ort.set_default_logger_severity(4)
     progress("making")
-    sample = job.sample or SOURCES[job.source].sample(job.seed)
+    sample = job.sample or source_of(job.source).sample(job.seed)
     named = Sample(job.name, sample.model, sample.feeds)
     named.write(job.folder)  # what stays if making it small does not end
     configuration = next((c for c in ALL if c.label == job.finding.configuration), ALL[0])  # a refusal comes before any

@@ -22,6 +22,7 @@ from tests.fuzzing.generators import operator_of, random_sample
 from tests.fuzzing.judge import Finding, judge
 from tests.fuzzing.minimise import Failure, minimised
 from tests.fuzzing.samples import Sample, read_sample
+from tests.fuzzing.sources import Folder, source_of
 from tests.fuzzing.workers import Workers
 
 SEEDS = range(420, 428)
@@ -92,6 +93,22 @@ def test_equal_seeds_give_equal_models() -> None:
     one, two = random_sample(7), random_sample(7)
     assert one.model == two.model
     assert all(np.array_equal(one.feeds[name], two.feeds[name], equal_nan=True) for name in one.feeds)
+
+
+def test_a_folder_is_a_source(tmp_path: Path) -> None:
+    for seed, name in ((7, "second"), (8, "first")):
+        sample = random_sample(seed)
+        Sample(name, sample.model, sample.feeds).write(tmp_path)
+    (tmp_path / "without_inputs.onnx").write_bytes(b"")
+    folder = source_of(str(tmp_path))
+    assert isinstance(folder, Folder)
+    assert [file.stem for file in folder.files] == ["first", "second"]
+    assert folder.sample(1).model == random_sample(7).model
+    judged = do(Job(folder.name, 0), lambda _: None)
+    assert judged.verdict.name == "first"
+    assert judged.verdict.kinds == {"agrees"}
+    with pytest.raises(ValueError, match="source 'nowhere': expected a folder or one of own, "):
+        source_of("nowhere")
 
 
 @pytest.mark.timeout(120)
