@@ -16,7 +16,7 @@ from bbgrap.compiler.simulate import simulate
 from bbgrap.engine.kernels import local_kernels
 from bbgrap.engine.load import load_graph
 from bbgrap.engine.prepare import plan_graph
-from bbgrap.engine.session_call import unpacked_results
+from bbgrap.engine.session_call import packed_feeds, unpacked_results
 from bbgrap.engine.spread import ReferenceAnswers
 from bbgrap.errors import BbgrapError, InputError, ModelError
 from bbgrap.graph import Graph
@@ -105,7 +105,8 @@ def answer_of(sample: Sample, graph: Graph, configuration: Configuration, alter:
     artifacts = export(compiled.optimized)
     if alter is not None:
         artifacts = alter(artifacts)
-    found = simulate(artifacts, [sample.feeds[name] for name in graph.inputs], local_kernels(artifacts))
+    feeds = packed_feeds((graph.types[name] for name in graph.inputs), (sample.feeds[name] for name in graph.inputs))
+    found = simulate(artifacts, feeds, local_kernels(artifacts))
     return unpacked_results((graph.types[name] for name in graph.outputs), found)
 
 
