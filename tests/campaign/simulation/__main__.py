@@ -15,7 +15,7 @@ from multiprocessing import get_context
 
 from tests.campaign.simulation.many import Tally, play_many
 from tests.campaign.simulation.shrink import kind_of, play, shrink
-from tests.campaign.simulation.story import Story, draw
+from tests.campaign.simulation.story import MANY_FROM, Story, draw
 from tests.campaign.simulation.world import World
 
 AT_ONCE = 50
@@ -25,7 +25,9 @@ AT_ONCE = 50
 def main(arguments: list[str]) -> int:
     """Return how many seeds failed, 1 at most."""
     parser = argparse.ArgumentParser(prog="python -m tests.campaign.simulation", description=__doc__)
-    parser.add_argument("--seeds", help="play these, FIRST..LAST without the last", default="0..1000")
+    parser.add_argument(
+        "--seeds", help=f"play these, FIRST..LAST without the last; from {MANY_FROM} on with five agents and more", default="0..1000"
+    )
     parser.add_argument("--seed", type=int, help="play this one")
     parser.add_argument("--shrink", action="store_true", help="cut failing stories down")
     parser.add_argument("--verbose", action="store_true", help="tell what everybody says")

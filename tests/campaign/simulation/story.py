@@ -13,6 +13,10 @@ QUIET_S = 3.0
 """Before the first fault."""
 MAX_FURTHER = 60
 """Requests for further shapes in a story."""
+FEW, MANY = (1, 2, 2, 3, 3, 3, 4), (5, 6, 8, 10, 12, 16, 20)
+"""How many agents there are."""
+MANY_FROM = 10**8
+"""Seeds from here on have many agents."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,8 +142,8 @@ def _with_shapes(story: Story, rng: random.Random) -> Story:
 
 def _draw(seed: int) -> Story:
     rng = random.Random(seed)
-    count = rng.choice((1, 2, 2, 3, 3, 3, 4))
-    agents = tuple(("abcd"[i], rng.choice((1.0, 1.0, 0.5))) for i in range(count))
+    count = rng.choice(FEW if seed < MANY_FROM else MANY)
+    agents = tuple((chr(ord("a") + i), rng.choice((1.0, 1.0, 0.5))) for i in range(count))
     models = tuple(
         Model(
             f"m{i}",

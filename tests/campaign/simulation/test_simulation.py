@@ -8,10 +8,11 @@ import pytest
 
 from tests.campaign.simulation.network import DataNetwork
 from tests.campaign.simulation.shrink import play, shrink
-from tests.campaign.simulation.story import KINDS, draw
+from tests.campaign.simulation.story import KINDS, MANY_FROM, draw
 from tests.campaign.simulation.world import World
 
 FIRST, COUNT = 0, 30
+WITH_MANY_AGENTS = range(MANY_FROM, MANY_FROM + 4)
 FAILED_ONCE = (701983, 1004185, 1011628, 2005494, 2011183, 2018876, 2022492, 2023615, 9000040, 9000267, 9000839, 34115419)
 """A run that verifies a request lost its message, and kept a plan from serving for half a minute; a request that was taken back lost its
 place, and waited until its deadline; a kernel of a request that had ended went on for ten seconds, since its agent had been away; four
@@ -26,8 +27,15 @@ pytestmark = pytest.mark.simulation
 
 
 def test_the_first_seeds_and_those_that_failed_once():
-    surprises = {seed: found[0] for seed in (*range(FIRST, FIRST + COUNT), *FAILED_ONCE) if (found := play(draw(seed)))}
+    surprises = {seed: found[0] for seed in (*range(FIRST, FIRST + COUNT), *WITH_MANY_AGENTS, *FAILED_ONCE) if (found := play(draw(seed)))}
     assert surprises == {}
+
+
+def test_there_are_few_agents_and_many():
+    few, many = ({len(draw(first + number).agents) for number in range(100)} for first in (0, MANY_FROM))
+    assert few == set(range(1, 5))
+    assert min(many) == 5
+    assert max(many) == 20
 
 
 def test_every_kind_of_fault_is_drawn():
