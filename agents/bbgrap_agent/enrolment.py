@@ -20,13 +20,14 @@ from pathlib import Path
 import zmq
 
 from bbgrap.control.agent import FIRST_SILENCE_S
+from bbgrap.control.to_coordinator import LONG_ONES_LOST
 from bbgrap.errors import AccessError, ExecutionError
 from bbgrap.protocol.directions import TO_AGENT, TO_COORDINATOR
 from bbgrap.protocol.key_messages import Enrol, Enrolled
 from bbgrap.protocol.messages import Refused
 from bbgrap.protocol.tokens import KEY_BYTES
 from bbgrap.transport.certificates import make_request
-from bbgrap.transport.control_client import ControlClient
+from bbgrap.transport.control_client import ControlClient, is_listening
 from bbgrap.transport.credentials import Credentials
 from bbgrap.transport.identity import TlsIdentity
 from bbgrap.transport.locks import NOBODY, ClientLock, FindLock, KeyPair, no_lock
@@ -131,7 +132,8 @@ def _ask(address: str, lock: ClientLock | None, message: Enrol) -> Enrolled:
         while True:
             if time.monotonic() >= complains:
                 complains = float("inf")
-                _log.info("the coordinator at %s does not answer; trying until it does", address)
+                why = f": it takes connections. It is stopped, or {LONG_ONES_LOST}" if is_listening(address, AGAIN_S) else ""
+                _log.info("the coordinator at %s does not answer; trying until it does%s", address, why)
             if time.monotonic() >= due:
                 control.send(TO_COORDINATOR.encode(message))
                 due = time.monotonic() + AGAIN_S

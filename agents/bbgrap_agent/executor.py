@@ -25,7 +25,7 @@ from bbgrap.runtime.execution import Execution, Kernel, SendParts
 from bbgrap.runtime.recording import Clock
 from bbgrap.transport.data import Arrival, DataPlane, OnBroken, nobody_listens
 from bbgrap.transport.peer_warnings import PeerWarnings
-from bbgrap.transport.pings import MAX_PONG_BYTES, PingAnswers
+from bbgrap.transport.pings import MAX_PONG_BYTES, PingAnswers, question
 from bbgrap_agent.deployment import Deployment
 from bbgrap_agent.early_messages import EarlyMessages, RequestKey
 from bbgrap_agent.progress import WorkerProgress
@@ -161,10 +161,13 @@ class Executor:
         for peer in peers:
             self.plane.connect(peer.address, peer.fingerprint)
 
-    def send_ping(self, peer: Peer, number: int, size: int, on_pong: Callable[[int], None]) -> None:
-        """Ask for an answer of so many bytes; the number of the question comes back to `on_pong`, in this thread, if one comes."""
+    def send_ping(self, peer: Peer, number: int, size: int, on_pong: Callable[[int], None], own_size: int = 0) -> None:
+        """Ask for an answer of so many bytes; the number of the question comes back to `on_pong`, in this thread, if one comes.
+
+        The question itself has at least `own_size` bytes.
+        """
         self._awaited[number] = (peer.fingerprint, on_pong)
-        self.plane.send(peer.address, Frame(Kind.PING, 0, 0, number, size).to_bytes(), self.plane.address.encode())
+        self.plane.send(peer.address, Frame(Kind.PING, 0, 0, number, size).to_bytes(), question(self.plane.address, own_size))
 
     def end_pings(self, peers: Iterable[Peer], numbers: Iterable[int]) -> None:
         """Undo one `begin_pings`, and await no answers to these questions any more."""

@@ -17,6 +17,7 @@ from functools import partial
 from bbgrap.cluster.types import LinkProfile
 from bbgrap.errors import ExecutionError
 from bbgrap.protocol.messages import Peer
+from bbgrap.transport.pings import LONG_BYTES
 from bbgrap_agent.executor import Executor
 from bbgrap_agent.speed_fitting import Check, rounded
 
@@ -80,7 +81,7 @@ def unreachable(peers: Sequence[Peer], executor: Executor, tries_s: Sequence[flo
                 break
             questions = {secrets.randbits(63): place for place in missing}
             asked.update(questions)
-            _send(executor, {number: peers[place] for number, place in questions.items()}, 0, pongs)
+            _send(executor, {number: peers[place] for number, place in questions.items()}, pongs)
             deadline = time.monotonic() + seconds
             while missing and (number := _next(pongs, deadline)) is not None:
                 missing.pop(asked[number], None)
@@ -133,8 +134,8 @@ def _ping(executor: Executor, peer: Peer, size: int, asked: list[int]) -> float:
     raise TimeoutError
 
 
-def _send(executor: Executor, questions: dict[int, Peer], size: int, pongs: Pongs) -> None:
-    """Have questions sent, and wait until they are: before, nobody can answer.
+def _send(executor: Executor, questions: dict[int, Peer], pongs: Pongs) -> None:
+    """Have questions sent, as long as the answers, and wait until they are: before, nobody can answer.
 
     Raises:
         ExecutionError: if they are not within a minute.
@@ -143,7 +144,7 @@ def _send(executor: Executor, questions: dict[int, Peer], size: int, pongs: Pong
 
     def send() -> None:
         for number, peer in questions.items():
-            executor.send_ping(peer, number, size, pongs.put)
+            executor.send_ping(peer, number, LONG_BYTES, pongs.put, LONG_BYTES)
         sent.put(None)
 
     executor.post(send)

@@ -82,7 +82,7 @@ def _in_cluster(address: str, token_file: Path | None, *, insecure: bool) -> tup
     """Return what is wrong in a cluster, and its nodes."""
     from bbgrap.doctor.cluster_checks import ClusterFacts, check_cluster
     from bbgrap.doctor.findings import Finding
-    from bbgrap.errors import BbgrapError
+    from bbgrap.errors import BbgrapError, ClusterUnavailableError
     from bbgrap.protocol.addresses import host_of
     from bbgrap.protocol.version import VERSION
     from bbgrap.session import connect
@@ -91,8 +91,9 @@ def _in_cluster(address: str, token_file: Path | None, *, insecure: bool) -> tup
         with step("asking the cluster"), connect(address, token_file=token_file, insecure=insecure) as connection:
             nodes = connection.nodes()
             facts = ClusterFacts(VERSION, host_of(address), connection.coordinator_version, nodes, connection.inspect())
-    except BbgrapError as error:  # it listens, but refuses us, or is another program
-        advice = "docs/security.md has tokens; is it a coordinator at all?"
+    except BbgrapError as error:  # it listens
+        is_silent = isinstance(error, ClusterUnavailableError)
+        advice = "is it a coordinator at all, and not stopped?" if is_silent else "docs/security.md has tokens"
         return [Finding("error", "coordinator", "access", str(error), "an answer", advice)], ()
     return list(check_cluster(facts)), nodes
 

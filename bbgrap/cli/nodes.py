@@ -53,7 +53,7 @@ def nodes(coordinator: Coordinator = "", token_file: TokenFile = None, insecure:
     for node in found:
         if node.unreachable:
             others = ", ".join(f"'{name}'" for name in node.unreachable)
-            say(f"'{node.name}' at {node.address} and {others} do not reach each other: is the data port open, and --advertise right?")
+            say(f"'{node.name}' at {node.address} and {others} do not reach each other: is the data port open, --advertise right, the MTU?")
 
 
 def _columns(node: NodeStatus, share: float, *, verifies: bool) -> Mapping[str, object]:

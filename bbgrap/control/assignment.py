@@ -97,7 +97,7 @@ class RequestAssigner:
             # What has ended a worker may end another: it takes the one that it has ended already, and the others go on.
             mine, copies = ([v for v in there if set(v.parts) == {request.blamed}] for there in (mine, copies))
         crowded = bool(mine) and answer_more_at_once(len(copies), plan)
-        if mine and not crowded and (len(request.lost) < MAX_DEATHS or not has_copies):
+        if mine and not crowded and (len(request.lost) + request.broken < MAX_DEATHS or not has_copies):
             queue = plan.policy.choose([variant.queue for variant in mine], now)
             return next((variant for variant in mine if variant.queue is queue), None)
         homes = {v.epoch: 0 if sequence is None else self._sequences.homes(v.epoch) for v in copies}

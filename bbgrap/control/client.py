@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from bbgrap.control.lifecycles import Lifecycle, Tracker
-from bbgrap.control.to_coordinator import Reconnect, ToCoordinator
+from bbgrap.control.to_coordinator import LONG_ONES_LOST, Reconnect, ToCoordinator
 from bbgrap.protocol.client_messages import (
     Ask,
     Call,
@@ -30,6 +30,9 @@ REOPEN_S = 3.0
 """A connection that is silent for so long is opened anew."""
 SLOWEST_LINK = 1 << 20
 """Bytes per second at which inputs and pieces of models may still be on their way. Chosen: 10 Mbit/s, less what frames and keys take."""
+LOST_S, LOST_OFTEN = 30.0, 3
+"""A call that the coordinator has not, however often it is said, or whose answers are lost, fails after so long. Chosen: links that
+lose much for some seconds get it through."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +63,9 @@ class _Open:
     """When it has arrived at the latest, unless it was lost."""
     takes_s: float = 0.0
     """How much of that may be its own way; 0 once it is known to have arrived."""
+    lost: int = 0
+    """How often it was lost, or its answer, since the coordinator had it last."""
+    lost_since: float = 0.0
 
 
 class ClientMachine:
@@ -111,6 +117,7 @@ class ClientMachine:
                 for number in answer.known:
                     if (known := self.calls.get(number)) is not None:
                         self._arrived(known, now)
+                        known.lost = 0
                 return self._say_again(sorted({*answer.asked} - {*answer.known}), now)
             case _:
                 entry = self.calls.pop(answer.call, None)
@@ -127,6 +134,7 @@ class ClientMachine:
             # One asked about right after it was said may simply not have arrived there yet.
             if entry is not None and now - entry.there_by >= self._ask_s:
                 entry.tracker.move("send again")
+                entry.lost, entry.lost_since = entry.lost + 1, entry.lost_since if entry.lost else now
                 done.append(self._say(entry, now))
         return done
 
@@ -156,7 +164,7 @@ class ClientMachine:
         done = [
             instruction
             for number, entry in list(self.calls.items())
-            for instruction in self._give_up(number, entry, now - max(heard, entry.began))
+            for instruction in self._give_up(number, entry, now, now - max(heard, entry.began))
         ]
         self._asked = now
         numbers = tuple(self.calls)
@@ -169,10 +177,14 @@ class ClientMachine:
             return [*done, Reconnect(), *ask]
         return [*done, *ask]
 
-    def _give_up(self, number: int, entry: _Open, silent: float) -> list[ClientInstruction]:
-        if silent <= entry.patience_s:
+    def _give_up(self, number: int, entry: _Open, now: float, silent: float) -> list[ClientInstruction]:
+        lost_s = now - entry.lost_since if entry.lost >= LOST_OFTEN else 0.0
+        if silent > entry.patience_s:
+            reason = f"the coordinator at {self._address} has not answered for {silent:.0f} s; is it running, and is the address right?"
+        elif lost_s > min(entry.patience_s, LOST_S):
+            reason = f"the coordinator at {self._address} answers, but not this, for {lost_s:.0f} s: {LONG_ONES_LOST}"
+        else:
             return []
         del self.calls[number]
         entry.tracker.move("silence")
-        reason = f"the coordinator at {self._address} has not answered for {silent:.0f} s; is it running, and is the address right?"
         return [Complete(number, Failed(number, Fault.UNAVAILABLE, reason))]

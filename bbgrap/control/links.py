@@ -13,6 +13,7 @@ from itertools import count
 from bbgrap.cluster.types import COORDINATOR
 from bbgrap.control.coordinator_instructions import CoordinatorInstruction, HostPings, Log, ToAgent
 from bbgrap.control.membership import Member, Members
+from bbgrap.control.to_coordinator import LONG_ONES_LOST
 from bbgrap.protocol.messages import AnswerPings, LinksTried, Peer, TryLinks
 
 AGAIN_S = 2.0
@@ -107,7 +108,7 @@ class Links:
                 # One that computes answers late, one that is about to be taken for dead never, and one whose worker has just been started
                 # anew not at all: none says anything of the link. Each agent looks itself whether it reaches the others, before.
                 if pair not in self.apart:
-                    why = "is its data port open, and its address the one that others reach it by (--advertise)?"
+                    why = f"is its data port open, and its address the one that others reach it by (--advertise)? If so, {LONG_ONES_LOST}"
                     text = f"'{member.name}' does not reach '{peer.name}' at {peer.address}: {why}"
                     told.append(Log(text, event="link lost", node=member.name))
                 self.apart[pair] = now

@@ -30,6 +30,8 @@ class Request:
     """When its client said it or asked after it last, in seconds."""
     epoch: int = 0
     lost: list[str] = field(default_factory=list)
+    broken: int = 0
+    """How often a link has broken under it."""
     blamed: str = ""
     deaths: list[Death] = field(default_factory=list)
     """Of workers that its runs have ended."""

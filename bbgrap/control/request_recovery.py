@@ -85,6 +85,7 @@ class RequestRecovery:
         """Take back what runs on a variant; it runs again when something is heard of an agent, or shortly."""
         again, done = self.take_back(variant)
         for request in again:
+            request.broken += 1
             request.held = (name, now + HOLD_S)
         return done
 

@@ -7,6 +7,12 @@ from typing import Generic, TypeVar
 
 M = TypeVar("M")
 
+LONG_ONES_LOST = (
+    "packets over the limit of a VPN or a tunnel may be lost on the way; "
+    "'ip link set dev NAME mtu 1280' on one of the two machines tells whether it is that"
+)
+"""Why short messages arrive and long ones do not: a connection is as good as dead then, and looks alive."""
+
 
 @dataclass(frozen=True, slots=True)
 class ToCoordinator(Generic[M]):

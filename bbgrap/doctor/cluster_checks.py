@@ -71,7 +71,7 @@ def _reachability(facts: ClusterFacts) -> Iterator[Finding]:
     at = {node.name: node.address for node in facts.nodes}
     for pair in sorted({tuple(sorted((node.name, other))) for node in facts.nodes for other in node.unreachable}):
         found = f"they do not reach each other ({', '.join(f'{name} at {at[name]}' for name in pair if name in at)})"
-        advice = "open the data ports (--data-port) in both firewalls; is --advertise the address that others use?"
+        advice = "open the data ports (--data-port) in both firewalls; is --advertise the address that others use? Is the MTU right?"
         yield Finding("error", " and ".join(pair), "reachability", found, "tensors go both ways", advice)
     hosts = {node.name: host_of(node.address) for node in facts.nodes}
     if not all(is_loopback(host) for host in hosts.values()):

@@ -10,8 +10,16 @@ from bbgrap.transport.data import DataPlane
 
 MAX_PONG_BYTES = 4 << 20
 """The largest answer to a ping."""
+LONG_BYTES = 10 << 10
+"""More than any packet holds. Over a tunnel that loses long packets a link passes short messages, and no tensor."""
+_ADDRESS_BYTES = 256
 
 _CONTENT = memoryview(bytes(MAX_PONG_BYTES))
+
+
+def question(address: str, size: int = 0) -> BytesLike:
+    """Return the payload of a `PING` from an address: that, and zeros up to a size in bytes."""
+    return address.encode().ljust(size, b"\0")
 
 
 class PingAnswers:
@@ -35,6 +43,6 @@ class PingAnswers:
 
     def answer(self, ping: Frame, payload: BytesLike, fingerprint: str = "") -> None:
         """Answer a `PING` of a peer with as many bytes as it asks for, if the address in its payload is its own and may ask."""
-        address = bytes(payload[:256]).decode("ascii", "replace")
+        address = bytes(payload[:_ADDRESS_BYTES]).rstrip(b"\0").decode("ascii", "replace")
         if self._peers.get(address) == fingerprint:
             self._plane.send(address, Frame(Kind.PONG, 0, 0, ping.request, 0).to_bytes(), _CONTENT[: min(ping.message, MAX_PONG_BYTES)])

@@ -178,6 +178,11 @@ class KeyRing:
 
     # --- nodes ------------------------------------------------------------------------------------------------------------------------
 
+    def has_enrolled(self, message: Enrol) -> bool:
+        """Whether this node has this key already."""
+        entry = self._named(message.name)
+        return entry is not None and entry.kind == NODE and entry.key == message.key
+
     def _enrol(self, identity: bytes, message: Enrol, connections: Callable[[bytes], int]) -> Enrolled | Refused:
         by, key = self._entries[key_of(identity)], bytes.fromhex(message.key)
         replaced: list[KeyRecord] = []
@@ -324,6 +329,11 @@ class NoKeys:
         if isinstance(message, Enrol):
             return Enrolled(b"", b"")
         return _refused_call(message, "this coordinator runs with --insecure: it has no keys; start it without to lock it")
+
+    def has_enrolled(self, message: Enrol) -> bool:
+        """See `KeyRing.has_enrolled`: nobody has a key."""
+        del message
+        return False
 
     def ended(self) -> list[bytes]:
         """See `KeyRing.ended`."""

@@ -244,10 +244,11 @@ class Server:
 
     def _answer(self, identity: bytes, message: KeyMessage) -> None:
         """Enrol a node, or do what an admin wants of the keys."""
+        again = isinstance(message, Enrol) and self._keys.has_enrolled(message)  # it may not hear the answers
         answer = self._keys.answer(identity, message, self._control.connections)
         if not isinstance(message, ListTokens):
             failed = {"refused": answer.reason} if isinstance(answer, Failed | Refused) else {}
-            if not failed:
+            if not failed and not again:
                 self._handle(Noticed(f"{_KEY_EVENTS[type(message)]}: '{message.name}'"))
             self._tell(Audit(_KEY_EVENTS[type(message)], peer_of(identity), {"name": message.name, **failed}))
         self._say(identity, answer)

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ import pytest
 pytestmark = [pytest.mark.network, pytest.mark.timeout(180)]
 HOSTS = {"bbgrap-a": "10.77.0.1", "bbgrap-b": "10.77.0.2"}
 COORDINATOR = "tcp://10.77.0.1:7070"
+TUNNEL, BEHIND = "bbgrap-t", ("10.79.0.1", "10.79.0.2")
 
 
 def ip(*words: str) -> None:
@@ -57,16 +59,11 @@ def keys(hosts: None, tmp_path: Path) -> Iterator[Path]:
     """A coordinator on the first host, an agent on each; the folder of the coordinator's keys."""
     first, second = HOSTS
     keys = tmp_path / "state" / "keys"
-
-    def agent(host: str, name: str) -> subprocess.Popen[bytes]:
-        options = ["--name", name, "--threads", "1", "--token-file", str(keys / "join.token"), "--keys-dir", str(tmp_path / name)]
-        return start(host, tmp_path / f"{name}.log", "bbgrap_agent.main", "--join", COORDINATOR, *options)
-
     options = ["--bind", COORDINATOR, "--state-dir", str(tmp_path / "state")]
     processes = [start(first, tmp_path / "coordinator.log", "bbgrap_coordinator.main", *options)]
     try:
         await_(lambda: (keys / "join.token").exists(), tmp_path)
-        processes += [agent(first, "a"), agent(second, "b")]
+        processes += [agent(first, "a", keys), agent(second, "b", keys)]
         await_(lambda: run(first, keys, "nodes", "--json").stdout.count('"alive"') == len(HOSTS), tmp_path)
         yield keys
     finally:
@@ -74,6 +71,13 @@ def keys(hosts: None, tmp_path: Path) -> Iterator[Path]:
             process.terminate()
         for process in processes:
             process.wait(10)
+
+
+def agent(host: str, name: str, keys: Path, *words: str) -> subprocess.Popen[bytes]:
+    """Start an agent; its files lie beside the coordinator's."""
+    home = keys.parent.parent
+    options = ["--name", name, "--threads", "1", "--token-file", str(keys / "join.token"), "--keys-dir", str(home / name)]
+    return start(host, home / f"{name}.log", "bbgrap_agent.main", "--join", COORDINATOR, *options, *words)
 
 
 def await_(condition: Callable[[], bool], logs: Path) -> None:
@@ -87,6 +91,44 @@ def submit(host: str, keys: Path, planner: str = "bbgrap") -> str:
     done = run(host, keys, "submit", "zoo:tiny", "--planner", planner, "--verify")  # one which cuts it whatever machines can do
     assert done.returncode == 0, done.stderr
     return done.stdout
+
+
+@contextmanager
+def losing_long_packets() -> Iterator[None]:
+    """A way between two further addresses of the hosts that loses packets of more than 1,280 bytes, and tells nobody: as tunnels do."""
+    try:
+        ip("netns", "add", TUNNEL)
+        ip("-n", TUNNEL, "link", "add", "bridge", "type", "bridge")
+        ip("-n", TUNNEL, "link", "set", "bridge", "up")
+        for number, host in enumerate(HOSTS):
+            ip("link", "add", "tunnel", "netns", host, "type", "veth", "peer", "name", f"end{number}", "netns", TUNNEL)
+            ip("-n", host, "link", "set", "tunnel", "gso_max_segs", "1")  # else the bridge takes what is cut into packets later
+            ip("-n", host, "addr", "add", f"{BEHIND[number]}/24", "dev", "tunnel")
+            ip("-n", host, "link", "set", "tunnel", "up")
+            ip("-n", TUNNEL, "link", "set", f"end{number}", "master", "bridge")
+            ip("-n", TUNNEL, "link", "set", f"end{number}", "up")
+        ip("-n", TUNNEL, "link", "set", "end1", "mtu", "1280")
+        yield
+    finally:
+        subprocess.run(["ip", "netns", "del", TUNNEL], check=False, capture_output=True)
+
+
+def test_a_way_that_loses_long_packets_is_told_of_and_nothing_is_planned_over_it(keys: Path, tmp_path: Path) -> None:
+    """Short messages pass it: requests over it went on for as long as their clients waited."""
+    first, second = HOSTS
+    told = tmp_path / "coordinator.log"
+    with losing_long_packets():
+        process = agent(second, "c", keys, "--advertise", BEHIND[1])
+        try:
+            await_(lambda: "'c' does not reach 'a'" in told.read_text(), tmp_path)
+            assert "mtu 1280" in told.read_text()
+            assert "over a, b;" in submit(first, keys)
+            ip("-n", second, "link", "set", "tunnel", "mtu", "1280")
+            await_(lambda: "reach each other again" in told.read_text(), tmp_path)
+            assert "over a, b, c;" in submit(first, keys, "layerwise")
+        finally:
+            process.terminate()
+            process.wait(10)
 
 
 def test_agents_on_two_hosts_answer_clients_on_both(keys: Path) -> None:

@@ -1,5 +1,6 @@
 """Valid messages in any order, from anybody: the machines refuse with `RemoteProtocolError` or go on, and never break."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -142,3 +143,27 @@ def test_what_was_on_its_way_over_a_connection_that_broke_is_said_again_at_once(
     machine.broken(1.0)
     assert machine.received(c.StillWorking((1,), ()), 1.4) == []
     assert machine.received(c.StillWorking((1,), ()), 1.5) == said
+
+
+@pytest.mark.parametrize(("patience", "gives_up"), [(None, 10.0), (300.0, cm.LOST_S)])
+def test_a_client_gives_up_where_only_short_messages_arrive(patience, gives_up):
+    """As over a tunnel that loses long packets: the coordinator is heard, and what it answers never comes."""
+    machine = cm.ClientMachine("tcp://h:1")
+    machine.call(c.ListNodes(1), 0.0, patience)
+    given_up, now = [], 0.0
+    while not given_up:
+        now += 1.0
+        given_up = [each for each in machine.tick(now) if isinstance(each, cm.Complete)]
+        machine.received(c.StillWorking((1,), ()), now + 0.1)
+    assert gives_up < now <= gives_up + 2.0
+    assert "answers, but not this" in given_up[0].answer.reason
+    assert not machine.calls
+
+
+def test_a_client_does_not_give_up_what_the_coordinator_works_on():
+    machine = cm.ClientMachine("tcp://h:1")
+    machine.call(c.ListNodes(1), 0.0)
+    for now in range(1, 60):  # it is lost at times, and is there again
+        machine.tick(now)
+        machine.received(c.StillWorking((1,), (1,) if now % 5 == 0 else ()), now + 0.1)
+    assert machine.calls

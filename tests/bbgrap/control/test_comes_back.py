@@ -360,3 +360,30 @@ def test_what_agents_had_that_never_come_back_is_released():
     wire.pass_time(loading.KEEP_AWAY_S + 1.0)
     wire.settle()
     assert released == kept
+
+
+def test_a_request_under_which_links_break_again_and_again_runs_on_one_node():
+    """The two answer each other's pings, and no tensor comes through: it was tried for as long as its client waited."""
+    wire = auto_wire(BOTH, {BOTH: 0.02, A: 0.04})
+    assert goes_on(wire, 3.0) == BOTH
+    (serving,), finish = plan_of(wire).serving, wire.finish_requests
+
+    def finish_others():
+        held = {number: start for number, start in wire.started.items() if start.epoch == serving.epoch}
+        for number in held:
+            del wire.started[number]
+        done = finish()
+        wire.started |= held
+        return done
+
+    wire.finish_requests = finish_others
+    call, breaks = wire.run(), 0
+    while not wire.answers[call] and breaks < 10:
+        wire.settle()
+        if serving.queue.running:
+            breaks += 1
+            wire.to_coordinator(ce.FromPeer(wire.agent("a").identity, messages.LinkBroken("tcp://b:1", "reset")))
+            wire.settle()
+        wire.wait(0.3)
+    assert isinstance(wire.answer(call), c.RunResult)
+    assert breaks == 2

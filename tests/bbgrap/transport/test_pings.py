@@ -1,6 +1,6 @@
 from bbgrap.protocol.data import Frame, Kind
 from bbgrap.protocol.messages import Peer
-from bbgrap.transport.pings import MAX_PONG_BYTES, PingAnswers
+from bbgrap.transport.pings import LONG_BYTES, MAX_PONG_BYTES, PingAnswers, question
 from tests.inproc import InprocNetwork
 
 
@@ -35,3 +35,14 @@ def test_the_address_to_answer_to_is_that_of_who_asks():
     assert victim.receive(0) is friend.receive(0) is None
     answers.answer(ping, friend.address.encode(), "friend's")
     assert friend.receive(0) is not None
+
+
+def test_a_question_may_be_as_long_as_no_packet_is():
+    network = InprocNetwork()
+    plane, friend = network.plane(), network.plane()
+    answers = PingAnswers(plane)
+    answers.allow((Peer(0, "friend", friend.address),))
+    payload = question(friend.address, LONG_BYTES)
+    assert len(payload) == LONG_BYTES
+    answers.answer(Frame(Kind.PING, 0, 0, 7, LONG_BYTES), payload)
+    assert len(friend.receive(0).payload) == LONG_BYTES

@@ -217,6 +217,9 @@ def test_a_token_and_the_one_that_replaces_it_are_written_together(house, monkey
 
 def test_who_asks_again_before_the_answer_came_gets_the_same_certificate(house):
     peer, first, _ = house.enrol("left")
+    assert house.ring.has_enrolled(Enrol("left", peer[:32].hex(), REQUEST))
+    assert not house.ring.has_enrolled(Enrol("left", KeyPair.make().public.hex(), REQUEST))
+    assert not house.ring.has_enrolled(Enrol("right", peer[:32].hex(), REQUEST))
     again, _ = house.do(Enrol("left", peer[:32].hex(), REQUEST), peer)
     assert again.certificate == first.certificate
 
