@@ -120,6 +120,7 @@ def build_segment(
         source.ir_version,
         source.hides_sizes,
         {names[b]: axes for b in (*inputs, *outputs) if (axes := source.moving.get(device.buffers[b].value))},
+        ranks={names[b]: rank for b in inputs if (rank := source.ranks.get(device.buffers[b].value))},
     )
     return SegmentGraph(graph, inputs, outputs)
 

@@ -48,7 +48,8 @@ class LinkFaults:
         for variant in self._loading.of_member(first.name):
             if variant.is_ready and (name == COORDINATOR or name in variant.parts):
                 variant.suspects.add(first.name)
-                done += self._recovery.hold(variant, first.name if other is None else other.name, now)
+                held_for = first.name if other is None else other.name
+                done += self._recovery.hold(variant, held_for, now, between_agents=name != COORDINATOR)
         return [*done, *self._links.suspect(first, name, now)]
 
     def tried(self, member: Member, message: LinksTried, now: float) -> list[CoordinatorInstruction]:

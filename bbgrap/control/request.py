@@ -31,7 +31,7 @@ class Request:
     epoch: int = 0
     lost: list[str] = field(default_factory=list)
     broken: int = 0
-    """How often a link has broken under it."""
+    """How often a link between two agents has broken under it."""
     blamed: str = ""
     deaths: list[Death] = field(default_factory=list)
     """Of workers that its runs have ended."""

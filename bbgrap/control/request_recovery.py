@@ -81,11 +81,11 @@ class RequestRecovery:
         _, done = self.take_back(variant)
         return [*done, *self._loading.lose(variant)]
 
-    def hold(self, variant: Variant, name: str, now: float) -> list[CoordinatorInstruction]:
-        """Take back what runs on a variant; it runs again when something is heard of an agent, or shortly."""
+    def hold(self, variant: Variant, name: str, now: float, *, between_agents: bool) -> list[CoordinatorInstruction]:
+        """Take back what runs on a variant of which a link is broken; it runs again when something is heard of an agent, or shortly."""
         again, done = self.take_back(variant)
         for request in again:
-            request.broken += 1
+            request.broken += between_agents
             request.held = (name, now + HOLD_S)
         return done
 

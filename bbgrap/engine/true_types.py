@@ -58,6 +58,7 @@ def typed_graph(model: OnnxModel, *, hides_sizes: bool = False, known: Mapping[s
     seen: dict[str, TensorType] = {}
     declared: dict[str, TensorType] = {}
     asked: set[str] = set()
+    ranks: dict[str, int] = {}
     shapes: _Shapes = {}
     stored = weights_of(model, known)
     while True:
@@ -66,11 +67,12 @@ def typed_graph(model: OnnxModel, *, hides_sizes: bool = False, known: Mapping[s
             seen |= wrong
             declared.clear()  # what follows was declared for other shapes
             asked.clear()
+            ranks.clear()
             continue
         unknown = [name for name, kind in graph.types.items() if kind.shape is None and name not in {*asked, *graph.inputs}]
-        found = _declared_by_runtime(graph, seen, unknown) if unknown else {}
+        found = _declared_by_runtime(graph, seen, unknown, ranks) if unknown else {}
         if not found:
-            return empty_to_constant(skip_overwritten(plain_slopes(graph)))
+            return replace(empty_to_constant(skip_overwritten(plain_slopes(graph))), ranks=ranks)
         # From shapes more may follow, here and there; of what nobody knows a shape, the type alone is taken.
         told = {name: kind for name, kind in found.items() if kind.shape is not None and name not in declared}
         if not told:
@@ -159,8 +161,8 @@ def _reduces_nothing(graph: Graph, node: Node) -> bool:
     return reduces and 0 in (graph.types[node.inputs[0]].shape or ())
 
 
-def _declared_by_runtime(graph: Graph, seen: Mapping[str, TensorType], unknown: list[str]) -> dict[str, TensorType]:
-    """Return what onnxruntime can tell of types that onnx could not infer, where those that are known are so.
+def _declared_by_runtime(graph: Graph, seen: Mapping[str, TensorType], unknown: list[str], ranks: dict[str, int]) -> dict[str, TensorType]:
+    """Return what onnxruntime can tell of types that onnx could not infer, where those that are known are so; ranks are added to `ranks`.
 
     What is known comes from outside: it may follow from what onnxruntime does not infer. But integers may steer shapes.
     """
@@ -183,6 +185,7 @@ def _declared_by_runtime(graph: Graph, seen: Mapping[str, TensorType], unknown: 
         session = make_session(written.data, weights=arrays, threads=1, optimize=False)
     except ModelError:  # an operator that onnxruntime has only at a higher level, say; the types stay unknown
         return {}
+    ranks |= {item.name: len(item.shape) for item in session.get_outputs() if isinstance(item.shape, list) and item.shape}
     found = {item.name: declared_type(item) for item in session.get_outputs()}
     return {name: kind for name, kind in found.items() if kind not in (graph.types[name], UNKNOWN)}
 

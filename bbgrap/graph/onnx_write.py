@@ -146,6 +146,10 @@ def _value(graph: Graph, name: str, free: Mapping[int, str], free_sizes: bool, s
     """Declare a value; sizes of moving axes become `symbols`, equal ones of an axis the same: what is equal may be relied on."""
     value = ValueInfoProto(name=name)
     declare(value, graph.types[name])
+    if graph.types[name].shape is None and any(_has_body(node) for node in graph.nodes):
+        # onnxruntime infers sizes in bodies from values of unknown rank that no tensor can have, and refuses them.
+        for _ in range(graph.ranks.get(name, 0)):
+            value.type.tensor_type.shape.dim.add()
     moving = graph.moving.get(name, frozenset())
     for axis, dim in enumerate(value.type.tensor_type.shape.dim if graph.types[name].shape else ()):
         if free_sizes:

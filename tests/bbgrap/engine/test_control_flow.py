@@ -12,6 +12,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from bbgrap.cluster import Cluster
+from bbgrap.compiler.compile import compile_plan
 from bbgrap.compiler.export import export
 from bbgrap.compiler.simulate import simulate
 from bbgrap.engine.kernels import local_kernels
@@ -22,7 +23,9 @@ from bbgrap.errors import ModelError
 from bbgrap.graph import Graph
 from bbgrap.graph.onnx_io import with_input_shapes
 from bbgrap.graph.onnx_read import read_model
+from bbgrap.planners.bbgrap import all_descriptions
 from bbgrap.planners.options import PlanOptions
+from bbgrap.planners.plan import Plan, Tile, whole_output
 from tests.light_control_flow import node, normal, speech_like, untyped
 from tests.value_models import same
 
@@ -249,3 +252,58 @@ def test_pieces_of_one_have_the_shape_that_onnxruntime_makes(tmp_path: Path) -> 
 
 def branch(op: str) -> onnx.GraphProto:
     return helper.make_graph([node(op, "taken", f"{op}_taken")], op, [], [untyped(f"{op}_taken")])
+
+
+def a_loop_over_boxes() -> onnx.ModelProto:
+    """As detectors paste their masks: the body scales one to each of as many boxes as were found."""
+    nodes = [
+        node("Gather", "boxes i", "box", axis=0),
+        node("Gather", "box two", "right"),
+        node("Unsqueeze", "right first", "width"),
+        node("Concat", "width one", "widths", axis=0),
+        node("ReduceMax", "widths", "side", keepdims=0),
+        node("Unsqueeze", "side first", "sides"),
+        node("Shape", "mask", "all"),
+        node("Slice", "all first two_long first", "head"),
+        node("Concat", "head sides sides", "sizes", axis=0),
+        helper.make_node("Resize", ["mask", "", "", "sizes"], ["scaled"], mode="linear"),
+        node("ReduceSum", "scaled", "total", keepdims=0),
+        node("Unsqueeze", "total first", "added"),
+        node("Add", "sum added", "sum_out"),
+        node("Identity", "go", "go_out"),
+    ]
+    stored = {"first": np.array([0]), "one": np.array([1]), "two": np.array(2), "two_long": np.array([2])}
+    weights = [numpy_helper.from_array(array, name) for name, array in stored.items()]
+    ends = ([value("i", I64, []), value("go", B, []), value("sum", F, [1])], [value("go_out", B, []), value("sum_out", F, [1])])
+    body = helper.make_graph(nodes, "paste", *ends, weights)
+    outer = [
+        node("NonZero", "x", "found"),
+        node("Squeeze", "found axis", "places"),
+        node("Gather", "table places", "boxes", axis=0),
+        node("Shape", "boxes", "extents"),
+        node("Gather", "extents zero", "count"),
+        helper.make_node("Loop", ["count", "yes", "start"], ["y"], body=body, name="loop"),
+    ]
+    table = np.arange(12).reshape(3, 4) + 2
+    given = {"axis": np.array([0]), "zero": np.array(0), "yes": np.array(True), "start": np.zeros(1, np.float32), "table": table}
+    graph = helper.make_graph(
+        outer,
+        "boxes",
+        [value("x", F, [3]), value("mask", F, [1, 1, 4, 4])],
+        [untyped("y")],
+        [numpy_helper.from_array(array, name) for name, array in given.items()],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+def test_a_body_is_told_the_rank_of_what_comes_from_another_device(tmp_path: Path) -> None:
+    """onnxruntime infers a size for the `Resize` that it refuses, where it does not know that the boxes are a matrix."""
+    path = tmp_path / "model.onnx"
+    onnx.save(a_loop_over_boxes(), path)
+    feed = {"x": np.array([1, 0, 2], np.float32), "mask": normal(3, 1, 1, 4, 4)}
+    graph = compared(path, feed)
+    assert graph.ranks["boxes"] == 2
+    tiles = {item.name: (Tile(int(item.op == "Loop"), whole_output(graph, item)),) for item in graph.nodes}
+    artifacts = export(compile_plan(Plan("by hand", graph, Cluster.even(2), tiles), all_descriptions(graph)).optimized)
+    (got,) = simulate(artifacts, [feed[name] for name in graph.inputs], local_kernels(artifacts))
+    assert same(got, make_session(path, threads=1).run(None, feed)[0])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bbgrap.control.planning import MAX_AHEAD
-from bbgrap.control.plans import ServedPlan
+from bbgrap.control.plans import MAX_DEATHS, ServedPlan
 from bbgrap.control.scaled_plans import answer_more_at_once
 from tests.campaign.simulation.head import Head
 
@@ -64,7 +64,7 @@ def state_faults(head: Head) -> list[str]:  # noqa: C901 - one branch per law
             and any(not v.queue.running if plan.is_stream else v.queue.has_room for v in plan.serving)
         ):
             first = requests.open[plan.waiting[0]]
-            if not first.lost and not first.blamed and first.held is None:
+            if not first.lost and first.broken < MAX_DEATHS and not first.blamed and first.held is None:
                 stuck = [m.name for m in machine.members.alive() if m.beat.request and m.beat.seconds > 0.3]
                 if not stuck:
                     faults.append(f"request {first.number} waits for plan {plan.key[:8]}, which has room")
