@@ -30,9 +30,11 @@ REOPEN_S = 3.0
 """A connection that is silent for so long is opened anew."""
 SLOWEST_LINK = 1 << 20
 """Bytes per second at which inputs and pieces of models may still be on their way. Chosen: 10 Mbit/s, less what frames and keys take."""
-LOST_S, LOST_OFTEN = 30.0, 3
-"""A call that the coordinator has not, however often it is said, or whose answers are lost, fails after so long. Chosen: links that
-lose much for some seconds get it through."""
+LOST_OFTEN = 3
+"""How often a call or its answer is lost until the connection is doubted, not the moment."""
+LOST_S = 30.0
+"""How long a call may be lost again and again, though the coordinator is heard. Chosen: links that lose much for some seconds get it
+through."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,7 +29,7 @@ class Kind(IntEnum):
     START = 1
     """From the host to a device that it sends no tensor: a request begins."""
     PING = 2
-    """Measuring: answer with as many bytes as `message` says. The payload is the address to answer to."""
+    """Measuring: answer with as many bytes as `message` says. The payload is the address to answer to, and zeros."""
     PONG = 3
     """The answer to `PING`; `request` tells which."""
     RECORD = 4
