@@ -112,10 +112,17 @@ def enrol(address: str, credentials: Credentials, name: str, file: KeyFile) -> E
                 raise
             _log.info("%s; enrolling again", error)
     assert token is not None, "`credentials.lock` has returned one"
-    own = ClientLock(token.server, KeyPair.make(), f"node '{name}'")
-    answer = _ask(address, token, Enrol(name, own.own.public.hex(), request))
-    file.write(own)
-    return _enrolled(own, tls_key, answer)
+    while True:
+        own = ClientLock(token.server, KeyPair.make(), f"node '{name}'")
+        try:
+            answer = _ask(address, token, Enrol(name, own.own.public.hex(), request))
+        except AccessError:
+            before, token = token, credentials.lock(address)
+            if token is None or token == before:
+                raise
+            continue  # it was replaced after it had been read
+        file.write(own)
+        return _enrolled(own, tls_key, answer)
 
 
 def _enrolled(own: ClientLock, tls_key: bytes, answer: Enrolled) -> Enrolment:

@@ -1,0 +1,43 @@
+"""An agent's first contact with its coordinator."""
+
+import pytest
+from bbgrap_agent import enrolment
+from bbgrap_agent.enrolment import KeyFile, enrol
+
+from bbgrap.errors import AccessError
+from bbgrap.protocol.key_messages import Enrolled
+from bbgrap.protocol.tokens import Role, Token
+from bbgrap.transport.credentials import Credentials
+from bbgrap.transport.locks import KeyPair
+
+ADDRESS = "tcp://127.0.0.1:9"
+
+
+def test_a_token_that_was_replaced_after_it_had_been_read_is_read_again(tmp_path, monkeypatch):
+    """An agent that was started while its token was rotated ended, and no unit starts such a one again."""
+    server = KeyPair.make().public
+    tokens = [Token(Role.AGENT, server, KeyPair.make().secret) for _ in range(3)]
+    file, replaced, asked = tmp_path / "token", iter(tokens[1:]), []
+    file.write_text(tokens[0].text)
+
+    def ask(_, lock, message):
+        asked.append(lock.own.secret)
+        if asked[-1] != tokens[2].secret:
+            file.write_text(next(replaced).text)
+            raise AccessError("its key is not known")
+        return Enrolled(b"", b"")
+
+    monkeypatch.setattr(enrolment, "_ask", ask)
+    enrol(ADDRESS, Credentials(token_file=file), "a", KeyFile(tmp_path, ADDRESS, "a"))
+    assert asked == [token.secret for token in tokens]
+
+
+def test_a_token_that_stays_as_it_is_and_opens_nothing_is_an_error(tmp_path, monkeypatch):
+    def ask(*_):
+        raise AccessError("its key is not known")
+
+    file = tmp_path / "token"
+    file.write_text(Token(Role.AGENT, KeyPair.make().public, KeyPair.make().secret).text)
+    monkeypatch.setattr(enrolment, "_ask", ask)
+    with pytest.raises(AccessError, match="its key is not known"):
+        enrol(ADDRESS, Credentials(token_file=file), "b", KeyFile(tmp_path, ADDRESS, "b"))
