@@ -70,7 +70,8 @@ def typed_graph(model: OnnxModel, *, hides_sizes: bool = False, known: Mapping[s
             ranks.clear()
             continue
         unknown = [name for name, kind in graph.types.items() if kind.shape is None and name not in {*asked, *graph.inputs}]
-        found = _declared_by_runtime(graph, seen, unknown, ranks) if unknown else {}
+        found, their_ranks = _declared_by_runtime(graph, seen, unknown) if unknown else ({}, {})
+        ranks |= their_ranks
         if not found:
             return replace(empty_to_constant(skip_overwritten(plain_slopes(graph))), ranks=ranks)
         # From shapes more may follow, here and there; of what nobody knows a shape, the type alone is taken.
@@ -161,8 +162,8 @@ def _reduces_nothing(graph: Graph, node: Node) -> bool:
     return reduces and 0 in (graph.types[node.inputs[0]].shape or ())
 
 
-def _declared_by_runtime(graph: Graph, seen: Mapping[str, TensorType], unknown: list[str], ranks: dict[str, int]) -> dict[str, TensorType]:
-    """Return what onnxruntime can tell of types that onnx could not infer, where those that are known are so; ranks are added to `ranks`.
+def _declared_by_runtime(graph: Graph, seen: Mapping[str, TensorType], unknown: list[str]) -> tuple[dict[str, TensorType], dict[str, int]]:
+    """Return what onnxruntime can tell of types that onnx could not infer, where those that are known are so, and the ranks of tensors.
 
     What is known comes from outside: it may follow from what onnxruntime does not infer. But integers may steer shapes.
     """
@@ -184,10 +185,11 @@ def _declared_by_runtime(graph: Graph, seen: Mapping[str, TensorType], unknown: 
     try:
         session = make_session(written.data, weights=arrays, threads=1, optimize=False)
     except ModelError:  # an operator that onnxruntime has only at a higher level, say; the types stay unknown
-        return {}
-    ranks |= {item.name: len(item.shape) for item in session.get_outputs() if isinstance(item.shape, list) and item.shape}
+        return {}, {}
     found = {item.name: declared_type(item) for item in session.get_outputs()}
-    return {name: kind for name, kind in found.items() if kind not in (graph.types[name], UNKNOWN)}
+    tensors = [item for item in session.get_outputs() if found[item.name].dtype in STORABLE]  # an optional one has a shape, too
+    ranks = {item.name: len(item.shape) for item in tensors if isinstance(item.shape, list) and item.shape}
+    return {name: kind for name, kind in found.items() if kind not in (graph.types[name], UNKNOWN)}, ranks
 
 
 def _made_shapes(graph: Graph, node: Node, table: _Shapes) -> tuple[tuple[int, ...], ...] | None:

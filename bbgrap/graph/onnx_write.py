@@ -105,17 +105,19 @@ def _detachable(weight: Weight) -> bool:
 def _proto(graph: Graph, places: Mapping[str, tuple[int, str]], free: FreeAxes) -> onnx.ModelProto:
     used = {node.domain for node in graph.nodes} | {""}
     proto = onnx.ModelProto(ir_version=max(graph.ir_version, LEAST_IR_VERSION), producer_name="bbgrap")
+    has_bodies = any(_has_body(node) for node in graph.nodes)
     for domain, version in sorted(graph.opsets.items()):
-        if domain in used or any(_has_body(node) for node in graph.nodes):  # a body may use any domain
+        if domain in used or has_bodies:  # a body may use any domain
             proto.opset_import.add(domain=domain, version=version)
     proto.graph.name = graph.name
-    free_sizes = graph.hides_sizes and any(_has_body(node) for node in graph.nodes)
     symbols: dict[tuple[int, int], str] = {}
-    proto.graph.input.extend(_value(graph, name, free.get(name, {}), free_sizes, symbols) for name in graph.inputs)
-    if free_sizes:  # the sizes of a weight are told, unless it may be given as an input; what has no elements is a value, so it is a weight
+    proto.graph.input.extend(_value(graph, name, free.get(name, {}), symbols, has_bodies=has_bodies) for name in graph.inputs)
+    if (
+        has_bodies and graph.hides_sizes
+    ):  # the sizes of a weight are told, unless it may be given as an input; what has no elements is a value, so it is a weight
         empty = (weight for _, weight in sorted(graph.weights.items()) if 0 in (weight.type.shape or ()))
         proto.graph.input.extend(_without_sizes(weight.name, weight.type.dtype) for weight in empty)
-    proto.graph.output.extend(_value(graph, name, free.get(name, {}), free_sizes, symbols) for name in graph.outputs)
+    proto.graph.output.extend(_value(graph, name, free.get(name, {}), symbols, has_bodies=has_bodies) for name in graph.outputs)
     proto.graph.value_info.extend(_elements(graph))
     proto.graph.node.extend(_node(node, graph.opsets) for node in graph.nodes)
     proto.graph.initializer.extend(_tensor(weight, places.get(name)) for name, weight in sorted(graph.weights.items()))
@@ -142,17 +144,17 @@ def _has_body(node: Node) -> bool:
     )
 
 
-def _value(graph: Graph, name: str, free: Mapping[int, str], free_sizes: bool, symbols: dict[tuple[int, int], str]) -> ValueInfoProto:
+def _value(graph: Graph, name: str, free: Mapping[int, str], symbols: dict[tuple[int, int], str], *, has_bodies: bool) -> ValueInfoProto:
     """Declare a value; sizes of moving axes become `symbols`, equal ones of an axis the same: what is equal may be relied on."""
     value = ValueInfoProto(name=name)
     declare(value, graph.types[name])
-    if graph.types[name].shape is None and any(_has_body(node) for node in graph.nodes):
+    if has_bodies and graph.types[name].shape is None:
         # onnxruntime infers sizes in bodies from values of unknown rank that no tensor can have, and refuses them.
         for _ in range(graph.ranks.get(name, 0)):
             value.type.tensor_type.shape.dim.add()
     moving = graph.moving.get(name, frozenset())
     for axis, dim in enumerate(value.type.tensor_type.shape.dim if graph.types[name].shape else ()):
-        if free_sizes:
+        if has_bodies and graph.hides_sizes:
             dim.Clear()
         elif axis in free:
             dim.dim_param = free[axis]

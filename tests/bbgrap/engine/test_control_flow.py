@@ -254,9 +254,10 @@ def branch(op: str) -> onnx.GraphProto:
     return helper.make_graph([node(op, "taken", f"{op}_taken")], op, [], [untyped(f"{op}_taken")])
 
 
-def a_loop_over_boxes() -> onnx.ModelProto:
-    """As detectors paste their masks: the body scales one to each of as many boxes as were found."""
+def a_loop_over_boxes(*, scales: bool) -> onnx.ModelProto:
+    """As detectors paste their masks: the body scales one to each of as many boxes as were found, or reads an optional value."""
     nodes = [
+        node("OptionalGetElement", "perhaps", "boxes_there"),
         node("Gather", "boxes i", "box", axis=0),
         node("Gather", "box two", "right"),
         node("Unsqueeze", "right first", "width"),
@@ -266,7 +267,9 @@ def a_loop_over_boxes() -> onnx.ModelProto:
         node("Shape", "mask", "all"),
         node("Slice", "all first two_long first", "head"),
         node("Concat", "head sides sides", "sizes", axis=0),
-        helper.make_node("Resize", ["mask", "", "", "sizes"], ["scaled"], mode="linear"),
+        helper.make_node("Resize", ["mask", "", "", "sizes"], ["scaled"], mode="linear")
+        if scales
+        else node("Cast", "boxes_there", "scaled", to=F),
         node("ReduceSum", "scaled", "total", keepdims=0),
         node("Unsqueeze", "total first", "added"),
         node("Add", "sum added", "sum_out"),
@@ -280,6 +283,7 @@ def a_loop_over_boxes() -> onnx.ModelProto:
         node("NonZero", "x", "found"),
         node("Squeeze", "found axis", "places"),
         node("Gather", "table places", "boxes", axis=0),
+        node("Optional", "boxes", "perhaps"),
         node("Shape", "boxes", "extents"),
         node("Gather", "extents zero", "count"),
         helper.make_node("Loop", ["count", "yes", "start"], ["y"], body=body, name="loop"),
@@ -296,10 +300,14 @@ def a_loop_over_boxes() -> onnx.ModelProto:
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
 
 
-def test_a_body_is_told_the_rank_of_what_comes_from_another_device(tmp_path: Path) -> None:
-    """onnxruntime infers a size for the `Resize` that it refuses, where it does not know that the boxes are a matrix."""
+@pytest.mark.parametrize("scales", [True, False])
+def test_a_body_is_told_the_rank_of_what_comes_from_another_device(scales: bool, tmp_path: Path) -> None:
+    """onnxruntime infers a size for the `Resize` that it refuses, where it does not know that the boxes are a matrix.
+
+    Of an optional value it tells the shape of what is in it: that is no tensor all the same.
+    """
     path = tmp_path / "model.onnx"
-    onnx.save(a_loop_over_boxes(), path)
+    onnx.save(a_loop_over_boxes(scales=scales), path)
     feed = {"x": np.array([1, 0, 2], np.float32), "mask": normal(3, 1, 1, 4, 4)}
     graph = compared(path, feed)
     assert graph.ranks["boxes"] == 2
