@@ -24,7 +24,7 @@ from bbgrap.session.temporary import folder_of
 _START_S = 30.0
 """Starting a process and importing onnxruntime takes 1 s on a laptop, far longer on a busy or small machine."""
 _STOP_S = 3.0
-_FOR_CHILDREN = ("BBGRAP_CACHE_DIR", "BBGRAP_COMPILE", "BBGRAP_INSECURE", "BBGRAP_STATE_MEMORY", "BBGRAP_TOKEN", "BBGRAP_TOKEN_FILE")
+_FOR_CHILDREN = ("BBGRAP_CACHE_DIR", "BBGRAP_COMPILE", "BBGRAP_STATE_MEMORY")
 
 
 class LocalCluster(OwnCluster):
@@ -68,11 +68,13 @@ class LocalCluster(OwnCluster):
         self._cache_dir = cache_dir
         self.logs = folder_of(self, "bbgrap-")
         cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+        self._cores: dict[str, list[int]] = {}
         self._free_cores = cores if pin and len(cores) >= agents * threads else []
         try:
             self._command = tuple(coordinator_command)
             self.address = self.start_coordinator(port)
-            self._connection = connect(self.address, _START_S)
+            # Its own token: what the environment says is for other clusters.
+            self._connection = connect(self.address, _START_S, token_file=self.logs / "state" / "keys" / "local.token")
             names = [self._start_agent(f"agent{number}") for number in range(agents)]
             self._wait_joined(names)
         except BaseException:
@@ -90,17 +92,23 @@ class LocalCluster(OwnCluster):
             raise UsageError(f"local cluster: expected the name of a new agent, got '{name}'; there are {', '.join(self.processes)}")
         count = len(self.processes)
         chosen = name or next(n for n in (f"agent{i}" for i in range(count)) if n not in self.processes)
+        until = time.monotonic() + _START_S
+        while any(node.name == chosen for node in self.connection.nodes()) and time.monotonic() < until:
+            time.sleep(0.02)  # one that was killed is listed until it is missed
         self._start_agent(chosen)
         self._wait_joined([chosen])
         return chosen
 
     def kill(self, name: str) -> None:
         """End a child at once, as a power cut would."""
+        if name not in self.processes:
+            raise UsageError(f"local cluster: there is no '{name}', only {', '.join(self.processes)}")
         process = self.processes.pop(name)
         process.kill()
         process.wait()
         if process.stdin is not None:
             process.stdin.close()
+        self._free_cores += self._cores.pop(name, [])
 
     def log(self, name: str, lines: int = 20) -> str:
         """Return the last lines of a child's log."""
@@ -145,6 +153,7 @@ class LocalCluster(OwnCluster):
             options += ["--cache-dir", str(self._cache_dir)]
         if len(self._free_cores) >= self._threads:
             mine, self._free_cores = self._free_cores[: self._threads], self._free_cores[self._threads :]
+            self._cores[name] = mine
             options += ["--cores", ",".join(map(str, mine))]
         self._start(name, ["-m", "bbgrap_agent.main", *options])
         return name

@@ -83,7 +83,7 @@ def bench(
     if top is not None and tokens is None:
         raise UsageError("--top: it belongs to --tokens N; give both or neither")
     if tokens is not None and (stream is not None or inputs != GivenInputs()):
-        raise UsageError("--tokens: words follow from the model; leave out --stream, --shape and --input")
+        raise UsageError("--tokens: words follow from the model; leave out --stream, --input and --batch")
     path = find_model(model)
     feeds = {} if tokens is not None else read_inputs(path, inputs).feeds(seed, pictures=pictures)
     with (

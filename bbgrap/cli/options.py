@@ -30,10 +30,6 @@ MAX_AGENTS = 256
 """Chosen: clusters are of some tens of nodes; with thousands, planning takes minutes."""
 
 Agents = Annotated[int | None, typer.Option(min=1, max=MAX_AGENTS, help="Plan for this many equal nodes.", show_default=False)]
-LocalAgents = Annotated[
-    int | None,
-    typer.Option(min=1, max=MAX_AGENTS, help="Start a cluster of this many agents on this machine for the call.", show_default=False),
-]
 Threads = Annotated[int, typer.Option(min=1, help="Threads of each agent that is started.")]
 ClusterFile = Annotated[Path | None, typer.Option(help="Plan for the nodes of this cluster file (YAML).", show_default=False)]
 Shares = Annotated[str, typer.Option(help="Relative parts of the work, a number per node: 2,1,1.", show_default=False)]
@@ -97,6 +93,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON, alone on stdout.
 Coordinator = Annotated[
     str,
     typer.Option(
+        is_eager=True,  # `LocalAgents` asks for it
         envvar="BBGRAP_COORDINATOR",
         metavar="tcp://HOST:PORT",
         help="Where the coordinator is; mdns: it announces itself.",
@@ -116,6 +113,29 @@ Insecure = Annotated[
     bool, typer.Option("--insecure", help="For a coordinator that runs with --insecure: nobody is known, nothing encrypted.")
 ]
 Seed = Annotated[int, typer.Option(min=0, help="Seed of the random inputs.")]
+
+
+def _unless_said_nearer(context: typer.Context, agents: int | None) -> int | None:
+    """Let a coordinator go first that was named as near as the number of agents or nearer: a project's file must not replace it."""
+    if agents is None or not context.params.get("coordinator"):
+        return agents
+    order = ("DEFAULT", "DEFAULT_MAP", "ENVIRONMENT", "COMMANDLINE")
+    nearness = [order.index(getattr(context.get_parameter_source(name), "name", "DEFAULT")) for name in ("agents", "coordinator")]
+    if nearness == [3, 3]:
+        raise UsageError("expected --agents or --coordinator, got both: the first starts a cluster on this machine")
+    return agents if nearness[0] > nearness[1] else None
+
+
+LocalAgents = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        max=MAX_AGENTS,
+        help="Start a cluster of this many agents on this machine for the call.",
+        show_default=False,
+        callback=_unless_said_nearer,
+    ),
+]
 
 
 def offline_cluster(agents: int | None, file: Path | None, shares: str, options: PlanOptions) -> Cluster:

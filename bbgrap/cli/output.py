@@ -53,7 +53,7 @@ def check_writable(path: Path | None) -> None:
     Raises:
         OSError: if it cannot.
     """
-    if path is None or (path.exists() and not path.is_file()):  # opening a pipe may wait
+    if path is None or (path.exists() and not path.is_file() and not path.is_dir()):  # opening a pipe may wait
         return
     target, is_new = path.resolve(), not path.exists()
     target.open("a").close()

@@ -103,6 +103,8 @@ def _pixels(item: ModelInput, path: Path, frame: _Frame) -> Array:
         raise InputError(f"{who}: reading pictures needs Pillow: pip install 'bbgrap[images]'") from None
     try:
         with Image.open(path) as picture:
+            if picture.mode.partition(";")[0] in ("I", "F"):  # Pillow would make white of all above 255
+                raise InputError(f"{who}: it has more than 8 bits a colour; give it as bytes, or as a .npy file")
             coloured = picture.convert(_MODES[frame.colours])
             size = (frame.width or coloured.width, frame.height or coloured.height)
             resized = coloured if size == coloured.size else coloured.resize(size, Image.Resampling.BILINEAR)

@@ -52,6 +52,8 @@ def submit(
     from bbgrap.cli.models import find_model
     from bbgrap.session import InferenceSession
 
+    if output is not None:
+        output.mkdir(parents=True, exist_ok=True)  # before anything slow is done
     path = find_model(model)
     feeds = read_inputs(path, inputs).feeds(seed)
     with open_cluster(coordinator, agents, threads, token_file=token_file, insecure=insecure) as cluster:
@@ -111,7 +113,6 @@ def _write_outputs(folder: Path, outputs: dict[str, Any]) -> Sequence[Path]:
 
     import numpy as np
 
-    folder.mkdir(parents=True, exist_ok=True)
     files: list[Path] = []
     for number, (name, value) in enumerate(outputs.items()):
         array = _array(value)

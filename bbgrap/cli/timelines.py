@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from bbgrap.cli.output import check_writable
 from bbgrap.errors import UsageError
 
 if TYPE_CHECKING:
@@ -14,15 +15,20 @@ SUFFIXES = (".json", ".svg", ".html")
 """A trace for Chrome and Perfetto, a picture, a report."""
 
 
-def check_suffix(path: Path | None, *allowed: str) -> None:
-    """Refuse a file whose form nobody knows, before anything is computed.
+def check_target(path: Path | None, *allowed: str) -> None:
+    """Refuse a file whose form nobody knows, or that cannot be written, before anything is computed; folders are made.
 
     Raises:
         UsageError: if the name ends otherwise.
+        OSError: if it cannot be written.
     """
+    if path is None:
+        return
     known = allowed or SUFFIXES
-    if path is not None and path.suffix.lower() not in known:
+    if path.suffix.lower() not in known:
         raise UsageError(f"'{path}': expected a name that ends in {' or '.join(known)}")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    check_writable(path)
 
 
 def write_timeline(path: Path, timeline: Timeline, title: str, *, predicted: bool = False) -> None:

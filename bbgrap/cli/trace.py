@@ -48,14 +48,14 @@ def trace(
     from bbgrap.cli.clusters import open_cluster
     from bbgrap.cli.inputs import read_inputs
     from bbgrap.cli.models import find_model
-    from bbgrap.cli.timelines import check_suffix, write_text, write_timeline
+    from bbgrap.cli.timelines import check_target, write_text, write_timeline
     from bbgrap.costmodel.timeline import read_timeline
     from bbgrap.report.html import report_html
     from bbgrap.report.layers import read_layers
     from bbgrap.session import InferenceSession
 
-    check_suffix(output)
-    check_suffix(html, ".html")
+    check_target(output)
+    check_target(html, ".html")
     path = find_model(model)
     feeds = read_inputs(path, inputs).feeds(seed)
     with open_cluster(coordinator, agents, threads, token_file=token_file, insecure=insecure) as cluster:

@@ -49,7 +49,7 @@ start() {
     rm -f "$folder/$name.ready"
     # A megabyte of log is enough to see what was; it is not what fills a disk.
     if [ -f "$folder/$name.log" ] && [ "$(wc -c <"$folder/$name.log")" -gt 1048576 ]; then mv "$folder/$name.log" "$folder/$name.log.1"; fi
-    if [ -n "$token" ]; then export BBGRAP_TOKEN="$token"; fi
+    if [ -n "$token" ]; then export BBGRAP_TOKEN="$token" && unset BBGRAP_TOKEN_FILE BBGRAP_INSECURE; fi
     # In a session of its own it outlives this connection.
     "$(command -v setsid || command -v nohup)" "$@" </dev/null >>"$folder/$name.log" 2>&1 &
     printf '%s %s\n' "$!" "$(began "$!")" >"$folder/$name.pid"

@@ -30,13 +30,14 @@ def run(arguments: list[str]) -> None:
         del sys.path[0]  # `run_path` puts the program there
         runpy.run_path(program, run_name="__main__")
         return
-    sys.path[0] = str(Path(program).resolve().parent)
+    if not sys.flags.safe_path:
+        sys.path[0] = str(Path(program).resolve().parent)
     # Not by `run_path`, which would change the program's name in `sys.argv`, and take its module away while its threads go on.
     file = str(Path(program).absolute())
     main = sys.modules["__main__"] = ModuleType("__main__")
     main.__dict__["__file__"] = file
     with io.open_code(file) as source:
-        code = compile(source.read(), file, "exec")
+        code = compile(source.read(), file, "exec", dont_inherit=True)  # not the __future__ of this file
     exec(code, main.__dict__)  # noqa: S102 - the user's own program
 
 

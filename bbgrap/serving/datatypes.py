@@ -119,6 +119,8 @@ def of_list(name: str, datatype: str, shape: tuple[int, ...], data: Sequence[Any
     """
     dtype = NUMPY[datatype]
     try:
+        if dtype.kind != "O" and (text := _text_in(data)) is not None:  # numpy would make texts of all, each as long as the longest
+            raise malformed(f"input '{name}': data: expected numbers of {datatype}, got {_shown(text)} among others")
         array = _of_kind(dtype.kind, data)
     except (ValueError, OverflowError, RecursionError) as error:
         raise malformed(f"input '{name}': data: {error}") from None
@@ -151,6 +153,14 @@ def _of_kind(kind: str, data: Sequence[Any]) -> Array:
     if kind in "fV" and array.dtype.kind == "O" and all(type(item) in (int, float) for item in array.flat):  # integers from 2 ** 64 on
         return array.astype(np.float64)
     return array
+
+
+def _text_in(data: Sequence[Any]) -> str | bytes | None:
+    kinds = set(map(type, data))
+    if not kinds.isdisjoint((str, bytes)):
+        return next(item for item in data if isinstance(item, str | bytes))
+    inner = (_text_in(item) for item in data if type(item) is list) if list in kinds else ()
+    return next((text for text in inner if text is not None), None)
 
 
 def _list_of_texts(name: str, flat: Array) -> Array:
@@ -189,5 +199,5 @@ def to_list(array: Array) -> list[Any]:
 
 def _shown(value: object) -> str:
     """Return what a message shows of anything that a stranger sent."""
-    text = repr(value)
+    text = repr(value[:80] if isinstance(value, str | bytes) else value)
     return text if len(text) <= 80 else f"{text[:77]}..."

@@ -98,6 +98,7 @@ class Gateway:
         self._gave_up = False
         self._threads = ThreadPoolExecutor(limits.in_flight, "bbgrap-serve")
         self._beside = ThreadPoolExecutor(2, "bbgrap-serve-beside")
+        self._loader = ThreadPoolExecutor(1, "bbgrap-serve-load")
         self._watcher = ThreadPoolExecutor(1, "bbgrap-serve-watch")
         self._batchers: dict[ServedModel, Batcher] = {}
 
@@ -216,12 +217,16 @@ class Gateway:
         return answer
 
     async def beside(self, work: Callable[[], R]) -> R:
-        """Do what is not inference in a thread: loading, looking at folders, parsing what is large."""
+        """Do what is not inference in a thread: looking at folders, parsing what is large."""
         return await asyncio.get_running_loop().run_in_executor(self._beside, self._unless_stopping, work)
+
+    async def loading(self, work: Callable[[], R]) -> R:
+        """Load or unload, which may wait for a plan, in a thread that nothing else waits for."""
+        return await asyncio.get_running_loop().run_in_executor(self._loader, self._unless_stopping, work)
 
     def close(self) -> None:
         """End the threads; requests must have ended."""
-        for pool in (self._threads, self._beside, self._watcher):
+        for pool in (self._threads, self._beside, self._loader, self._watcher):
             pool.shutdown(wait=False, cancel_futures=True)
 
     # --- inside -----------------------------------------------------------------------------------------------------------------------

@@ -141,11 +141,11 @@ class _Calls:
         if request.parameters:
             raise malformed("parameters: models are loaded as their files say, without a configuration or files of the request")
         with self._gateway.admitted():
-            await self._gateway.beside(partial(self._repository.load, request.model_name))
+            await self._gateway.loading(partial(self._repository.load, request.model_name))
         return {}
 
     async def unload(self, request: Any, _: Any) -> Mapping[str, Any]:  # noqa: ANN401
-        await self._gateway.beside(partial(self._repository.unload, request.model_name))
+        await self._gateway.loading(partial(self._repository.unload, request.model_name))
         return {}
 
     async def infer(self, request: Any, context: Any) -> Any:  # noqa: ANN401

@@ -147,12 +147,12 @@ class _Api:
             parameters = parse_json(await self._body(request)).get("parameters")
             if parameters:
                 raise malformed("parameters: models are loaded as their files say, without a configuration or files of the request")
-            await self._gateway.beside(partial(self._repository.load, request.path_params["model"]))
+            await self._gateway.loading(partial(self._repository.load, request.path_params["model"]))
         return {}
 
     async def unload(self, request: Request) -> dict[str, Any]:
         await self._body(request)
-        await self._gateway.beside(partial(self._repository.unload, request.path_params["model"]))
+        await self._gateway.loading(partial(self._repository.unload, request.path_params["model"]))
         return {}
 
     async def infer(self, request: Request) -> Response:

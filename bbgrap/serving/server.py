@@ -221,7 +221,7 @@ async def _start_grpc(gateway: Gateway, address: str) -> tuple[Any, str]:
 
 async def _load(gateway: Gateway, then: Callable[[], None]) -> None:
     try:
-        reasons = await gateway.beside(gateway.repository.load_all)
+        reasons = await gateway.loading(gateway.repository.load_all)
     except StoppedError:
         return
     if gateway.is_draining:  # it may listen no more

@@ -205,8 +205,9 @@ def _checked(arg: NodeArg, value: Any, sizes: dict[str, int]) -> Array:  # noqa:
     if array.dtype.newbyteorder("=") == expected and not array.dtype.isnative:
         array = array.astype(expected)
     if array.dtype != expected and not (arg.dtype is DType.STRING and array.dtype.kind in "OUST"):
+        kind = "object" if arg.dtype is DType.STRING else f"np.{expected}"
         raise InputError(
-            f"input '{arg.name}': expected {arg.declared}, got {array.dtype}{list(array.shape)}; convert it with .astype(np.{expected})"
+            f"input '{arg.name}': expected {arg.declared}, got {array.dtype}{list(array.shape)}; convert it with .astype({kind})"
         )
     sizes.update({dim: size for dim, size in zip(arg.shape, array.shape, strict=False) if isinstance(dim, str) and dim not in sizes})
     shape = _fitting(arg, array.shape)
@@ -221,6 +222,8 @@ def _checked(arg: NodeArg, value: Any, sizes: dict[str, int]) -> Array:  # noqa:
 def _of_list(arg: NodeArg, value: Any) -> Array:  # noqa: ANN401 - whatever numpy makes an array of
     try:
         array: Array = np.asarray(value, None if arg.dtype is DType.STRING else arg.dtype.numpy)
+        if array.ndim and array.dtype.kind in "SU":
+            array = np.asarray(value, object)  # numpy's own texts end before their last NULs
         # What is empty has no type of its own.
         return array if array.size else array.astype(arg.dtype.numpy)
     except (TypeError, ValueError, OverflowError) as error:

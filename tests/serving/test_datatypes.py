@@ -1,5 +1,7 @@
 """Contents of tensors, there and back."""
 
+import tracemalloc
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -67,6 +69,17 @@ def test_texts_go_both_ways(texts):
 def test_what_is_no_text_is_refused(wrong):
     with pytest.raises(RefusedError):
         datatypes.of_list("x", "BYTES", (2,), ["a", wrong])
+
+
+@pytest.mark.parametrize("data", [["a" * 100_000_000, *[1.5] * 30_000], [[1.5] * 30_000, ["a" * 100_000_000]]])
+def test_a_long_text_among_numbers_takes_no_memory(data):
+    tracemalloc.start()
+    try:
+        with pytest.raises(RefusedError, match="expected numbers of FP32, got"):
+            datatypes.of_list("x", "FP32", (1, 30_001), data)
+        assert tracemalloc.get_traced_memory()[1] < 1_000_000
+    finally:
+        tracemalloc.stop()
 
 
 @given(st.binary(max_size=60), st.integers(0, 8))

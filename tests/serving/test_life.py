@@ -144,6 +144,22 @@ def test_told_to_stop_while_it_loads_its_models_a_server_stops_and_never_says_th
     assert (urls, gateway.why_not_ready()) == ([], "the server is stopping")
 
 
+def test_loads_that_wait_for_plans_keep_nothing_else_waiting(cluster):
+    may_end = threading.Event()
+
+    async def look():
+        loads = [asyncio.create_task(gateway.loading(may_end.wait)) for _ in range(3)]
+        try:
+            return await asyncio.wait_for(gateway.beside(lambda: "parsed"), 10)
+        finally:
+            may_end.set()
+            await asyncio.gather(*loads)
+
+    gateway = Gateway(cluster.connection, Repository({}, None, lambda _: None), Limits())
+    assert asyncio.run(look()) == "parsed"
+    gateway.close()
+
+
 def test_batches_answer_as_single_requests_do(cluster, models, tmp_path, served):
     feeds = [{"x": np.full((1 + number % 3, 4), number / 40, np.float32)} for number in range(32)]
     feeds[7] = {"x": np.full((1, 4), 5000, np.float32)}  # fails, and no other

@@ -29,7 +29,7 @@ def serves():
     session = InferenceSession(sys.argv[1], providers=onnxruntime.get_available_providers())
     return [session.run(None, {"a": x, "b": x})[0].tolist(), session.get_providers()[0]]
 
-def work():
+def work(x: int = 0):
     from bbgrap.engine.sessions import make_session
     assert InferenceSession is onnxruntime.InferenceSession is third
     others = []
@@ -37,7 +37,7 @@ def work():
         with multiprocessing.get_context(method).Pool(1) as pool:
             others.append(pool.apply(serves))
     inside = type(make_session(Path(sys.argv[1]))).__module__
-    print(json.dumps([__name__, sys.argv[1:], sys.path[0], beside.NAME, serves(), *others, inside]))
+    print(json.dumps([__name__, sys.argv[1:], sys.path[0], beside.NAME, serves(), *others, inside, str(work.__annotations__["x"])]))
     sys.exit(7)
 
 if __name__ == "__main__":
@@ -69,10 +69,11 @@ def test_a_program_runs_unmodified(start, program, others, tmp_path):
     arguments = ["add.onnx", "--debug", "--agents", *others]
     process = start("bbgrap", "exec", *program, *arguments)
     said, errors = process.communicate(timeout=60)
-    name, argv, path, beside, *served, inside = json.loads(said)
+    name, argv, path, beside, *served, inside, annotation = json.loads(said)
     assert (name, argv, path, beside) == ("__main__", arguments, str(tmp_path.resolve()), "beside")
     assert served == [[[[2, 2, 2]] * 2, "BBGrapExecutionProvider"]] * (1 + len(others))  # by itself, and by a process of each kind
     assert inside == "onnxruntime.capi.onnxruntime_inference_collection"
+    assert annotation == "<class 'int'>"  # its own `__future__`, not that of what compiles it
     assert (process.returncode, errors) == (7, "")
 
 

@@ -2,6 +2,8 @@ import subprocess
 
 import pytest
 
+from bbgrap.errors import ClusterUnavailableError
+
 
 @pytest.fixture
 def files(tmp_path, monkeypatch):
@@ -77,3 +79,31 @@ def test_the_other_programs_take_settings_too(program, files):
     assert done.returncode == 2
     assert done.stderr.startswith(f"{program}: settings file '{files[0]}': [{program}] there is no 'treads'")
     assert subprocess.run([program, "--help"], capture_output=True, check=False).returncode == 0
+
+
+AT = "tcp://127.0.0.1:9"
+
+
+@pytest.mark.parametrize(
+    ("files_say", "variables", "options", "told"),
+    [
+        (("", "agents = 0x1"), {}, ("--coordinator", AT), "no coordinator answers"),
+        (("", "agents = 1"), {"BBGRAP_COORDINATOR": AT}, (), "no coordinator answers"),
+        ((f"coordinator = '{AT}'", "agents = 1"), {}, (), "no coordinator answers"),
+        (("", ""), {"BBGRAP_AGENTS": "1"}, ("--coordinator", AT), "no coordinator answers"),
+        (("", ""), {"BBGRAP_COORDINATOR": AT}, ("--agents", "1"), "starting a coordinator and 1 agent"),
+        (("", ""), {}, ("--agents", "1", "--coordinator", AT), "expected --agents or --coordinator, got both"),
+    ],
+)
+def test_what_is_said_nearest_chooses_the_cluster(run, files, monkeypatch, files_say, variables, options, told):
+    def local(*_):
+        raise ClusterUnavailableError("a local cluster")
+
+    monkeypatch.setattr("bbgrap.cli.clusters.LocalCluster", local)
+    for file, text in zip(files, files_say, strict=True):
+        file.write_text(f"[bbgrap]\n{text}\n")
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    result = run("submit", "zoo:tiny", *options)
+    assert told in result.stderr
+    assert ("a local cluster" in result.stderr) == told.startswith("starting")

@@ -138,3 +138,10 @@ def test_pictures_without_pillow(folder, monkeypatch):
 def test_options_of_pictures_without_one(folder):
     with pytest.raises(UsageError, match="--size, --mean: for pictures only, and none is given"):
         inputs_from([X], GivenInputs(("1x3x8x10",), None, PictureOptions(size=(8, 8), mean=(1,))))
+
+
+@pytest.mark.parametrize("dtype", [np.uint16, np.int32, np.float32])
+def test_pictures_of_more_than_8_bits_are_refused(folder, tmp_path, dtype):
+    Image.fromarray(np.full((20, 16), 300, dtype)).save(tmp_path / "deep.tif")
+    with pytest.raises(InputError, match="more than 8 bits a colour; give it as bytes"):
+        read(X, "deep.tif")

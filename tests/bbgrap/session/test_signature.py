@@ -69,6 +69,8 @@ def test_lists_get_the_declared_type_and_foreign_bytes_are_turned():
     (array,) = signature(("x", DType.FLOAT, (2,))).check_feed({"x": np.array([1, 2], ">f4")})
     assert array.dtype == np.float32
     assert array.tolist() == [1, 2]
+    (array,) = signature(("x", DType.STRING, (2,))).check_feed({"x": ["a\0", "b"]})
+    assert array.tolist() == ["a\0", "b"]  # numpy's own texts end before their last NULs
 
 
 def test_types_are_written_as_onnxruntime_does():

@@ -1,0 +1,32 @@
+"""Clusters on this machine: what the surroundings say is for others, and agents that come after one was killed."""
+
+import numpy as np
+import pytest
+
+import bbgrap
+from bbgrap.errors import UsageError
+from tests.cluster import tiny
+
+pytestmark = pytest.mark.cluster
+X = np.ones((8, 4), np.float32)
+
+
+@pytest.mark.parametrize("name", ["BBGRAP_TOKEN", "BBGRAP_TOKEN_FILE", "BBGRAP_INSECURE"])
+def test_credentials_for_another_cluster_do_not_matter(tmp_path, monkeypatch, name):
+    (tmp_path / "other.token").write_text("bbgrap-of-another-cluster")
+    values = {"BBGRAP_TOKEN": "bbgrap-of-another-cluster", "BBGRAP_TOKEN_FILE": str(tmp_path / "other.token"), "BBGRAP_INSECURE": "1"}
+    monkeypatch.setenv(name, values[name])
+    with bbgrap.LocalCluster(1, cache_dir=tmp_path / "weights") as cluster:
+        (y,) = bbgrap.InferenceSession(tiny.model_bytes(), cluster=cluster, planner="single").run(None, {"x": X})
+    np.testing.assert_array_equal(y, tiny.expected(X))
+
+
+@pytest.mark.faults
+def test_an_agent_that_is_added_after_a_kill_has_joined(tmp_path):
+    with bbgrap.LocalCluster(2, cache_dir=tmp_path) as cluster:
+        cores = {node.name: node.cores for node in cluster.connection.nodes()}
+        cluster.kill("agent1")
+        assert cluster.add_agent() == "agent1"
+        assert {node.name: node.cores for node in cluster.connection.nodes()} == cores
+        with pytest.raises(UsageError, match="there is no 'nope', only coordinator, agent0, agent1"):
+            cluster.kill("nope")
