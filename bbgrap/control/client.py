@@ -181,7 +181,7 @@ class ClientMachine:
 
     def _give_up(self, number: int, entry: _Open, now: float, silent: float) -> list[ClientInstruction]:
         lost_s = now - entry.lost_since if entry.lost >= LOST_OFTEN else 0.0
-        if silent > entry.patience_s:
+        if silent > max(entry.patience_s, 2 * self._ask_s):  # it is asked every `_ask_s`, and says nothing between
             reason = f"the coordinator at {self._address} has not answered for {silent:.0f} s; is it running, and is the address right?"
         elif lost_s > min(entry.patience_s, LOST_S):
             reason = f"the coordinator at {self._address} answers, but not this, for {lost_s:.0f} s: {LONG_ONES_LOST}"

@@ -56,6 +56,7 @@ from bbgrap.protocol.client_messages import (
     Greeting,
     Hello,
     MeasureNodes,
+    MeasureUnknown,
     ModelChunk,
     OfferModel,
     PrepareModel,
@@ -331,10 +332,11 @@ class CoordinatorMachine:
                 return self._on_run(identity, message, now)
             case ForkSequence() | EndSequence():
                 return self.requests.sequences.take(identity, message, now)
-            case MeasureNodes():
+            case MeasureNodes() | MeasureUnknown():
                 return self.profiling.begin(identity, message, now)
             case Cancel():
-                return self.requests.cancel((identity, message.call))
+                caller = (identity, message.call)
+                return [*self.requests.cancel(caller), *self.profiling.cancel(caller, now)]
             case Ask():
                 self.requests.asked_after(identity, message.calls, now)
                 known = tuple(call for call in message.calls if self._will_answer((identity, call)))

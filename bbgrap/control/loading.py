@@ -370,10 +370,9 @@ class Loading:
         done: list[CoordinatorInstruction] = [ToAgent(member.identity, Release(variant.epoch)) for member in living]
         # Also of what was never hosted: on disk, what an earlier coordinator has left counts as loaded until then.
         done.append(HostRelease(variant.epoch))
-        if any(other.job == variant.job for other in plan.variants):
+        if any(other.job == variant.job for other in plan.variants) or (plan.is_standby and plan.planned):
+            # Of a standby also that no copy is left: what has made room is not to be loaded again after a restart.
             return [*done, *(self.saved(plan, variant.job) if variant.job in self._saved else [])]
-        if plan.is_standby and plan.planned:
-            return done
         self._saved.discard(variant.job)
         return [*done, ForgetPlan(variant.job)]
 
@@ -390,7 +389,7 @@ class Loading:
             return []  # it is made again in no time
         if plan.state or plan.top:
             return []  # sequences end with the coordinator; other ways to answer are mostly theirs, and asked for again
-        if not group and not (plan.is_standby and plan.planned and plan.is_condemned):
+        if not group and not (plan.is_standby and plan.planned):
             return []
         medians = plan.policy.medians
         variants = tuple(StoredVariant(v.epoch, v.nodes, medians.get(v.epoch, 0.0), v.place) for v in group)

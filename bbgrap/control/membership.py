@@ -205,6 +205,10 @@ class Members:
             return Refused(f"the name '{join.name}' is that of the coordinator in links; choose another with --name", retry=False)
         if join.name in self.by_name:
             return Refused(f"the name '{join.name}' is taken by a live agent; choose another with --name", retry=True)
+        at = join.data_address
+        other = COORDINATOR if at == self.settings.data_address else next((m.name for m in self.alive() if m.join.data_address == at), "")
+        if other:  # nobody could reach either: who listens there shows one certificate only
+            return Refused(f"its data address {at} is that of '{other}'; give each its own --advertise or --data-port", retry=True)
         self._numbers += 1
         self.saw_agents = True
         member = Member(identity, join, self._numbers, Tracker(Lifecycle.MEMBER, f"'{join.name}'"), now, since=now, idle_since=now)

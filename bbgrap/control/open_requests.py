@@ -115,7 +115,7 @@ class OpenRequests:
         self._statistics.ended(request, how, self.now, None if variant is None else variant.queue.running[request.number])
         del self.by_number[request.number], self.by_caller[request.caller]
         if request.sequence is not None:
-            request.sequence.is_open = False
+            request.sequence.is_open, request.sequence.used = False, self.now
         self.bytes -= request.bytes
         request.plan.outstanding -= 1
         if request.plan.standby is not None:

@@ -14,7 +14,7 @@ from bbgrap.cluster.types import NodeProfile
 from bbgrap.control.coordinator_events import RoutingId
 from bbgrap.control.coordinator_instructions import Audit, CoordinatorInstruction, Log, SaveProfile, ToAgent, ToClient
 from bbgrap.control.membership import Member, Members
-from bbgrap.protocol.client_messages import Failed, MeasureNodes, Profiles, Progress
+from bbgrap.protocol.client_messages import Failed, MeasureNodes, MeasureUnknown, Profiles, Progress
 from bbgrap.protocol.faults import Fault
 from bbgrap.protocol.messages import EndMeasuring, LinksMeasured, Measure, Measured, MeasureLinks
 
@@ -104,7 +104,7 @@ class Profiling:
     def __init__(self, members: Members) -> None:
         self.members = members
         self._round: _Round | None = None
-        self._waiting: deque[tuple[RoutingId, MeasureNodes]] = deque()
+        self._waiting: deque[tuple[RoutingId, MeasureNodes | MeasureUnknown]] = deque()
         self._numbers = count(1)
         self._again_at = 0.0
         self._failed: dict[str, tuple[float, float]] = {}
@@ -117,14 +117,15 @@ class Profiling:
         begun = self._round is not None and (self._round.identity, self._round.call) == caller
         return begun or any((identity, message.call) == caller for identity, message in self._waiting)
 
-    def begin(self, identity: RoutingId, message: MeasureNodes, now: float) -> list[CoordinatorInstruction]:
+    def begin(self, identity: RoutingId, message: MeasureNodes | MeasureUnknown, now: float) -> list[CoordinatorInstruction]:
         """Queue a call."""
         if self.is_known((identity, message.call)):
             return []
-        if not self._named(message.name):
+        if not self._asked_for(message):
+            name = message.name if isinstance(message, MeasureNodes) else ""
             there = ", ".join(m.name for m in self.members.alive()) or "none"
-            reason = f"node '{message.name}': no live agent has that name; there are: {there}"
-            fault = Fault.USAGE if message.name and self.members.by_name else Fault.UNAVAILABLE
+            reason = f"node '{name}': no live agent has that name; there are: {there}"
+            fault = Fault.USAGE if name and self.members.by_name else Fault.UNAVAILABLE
             return [ToClient(identity, Failed(message.call, fault, reason))]
         if len(self._waiting) >= MAX_WAITING:
             return [ToClient(identity, Failed(message.call, Fault.BUSY, f"measuring: {MAX_WAITING} calls wait already; try again later"))]
@@ -132,6 +133,15 @@ class Profiling:
         if self._round is None:
             return self._go_on(now)
         return [] if self._round.identity else self._break_off(self._round, now)
+
+    def cancel(self, caller: tuple[RoutingId, int], now: float) -> list[CoordinatorInstruction]:
+        """Measure nothing more for a call that nobody waits for."""
+        self._waiting = deque(entry for entry in self._waiting if (entry[0], entry[1].call) != caller)
+        running = self._round
+        if running is None or (running.identity, running.call) != caller:
+            return []
+        running.identity = b""
+        return self._break_off(running, now)
 
     def measured(self, member: Member, message: Measured, now: float) -> list[CoordinatorInstruction]:
         """Take how fast an agent works, and go on."""
@@ -185,7 +195,9 @@ class Profiling:
             running.leave_out(member, f"agent '{member.name}' was not measured in {MEASURE_WITHIN_S:.0f} s")
         return [*done, *self._go_on(now)] if late else done
 
-    def _named(self, name: str) -> list[Member]:
+    def _asked_for(self, message: MeasureNodes | MeasureUnknown) -> list[Member]:
+        """Return whom a call is about."""
+        name = message.name if isinstance(message, MeasureNodes) else ""
         return [member for member in self.members.alive() if name in {"", member.name}]
 
     def _is_unknown(self, member: Member) -> bool:
@@ -210,10 +222,10 @@ class Profiling:
                 case running:
                     return [*done, *running.progress()]
 
-    def _begin_round(self, identity: RoutingId, message: MeasureNodes, now: float) -> list[CoordinatorInstruction]:
+    def _begin_round(self, identity: RoutingId, message: MeasureNodes | MeasureUnknown, now: float) -> list[CoordinatorInstruction]:
         """Ask everybody at once; agents that went while the call waited are none of its nodes."""
-        members = self._named(message.name)
-        if not message.again:
+        members = self._asked_for(message)
+        if isinstance(message, MeasureUnknown):
             due = self._due(now)
             members = [member for member in members if member in due and self._is_unknown(member)]
         turns = {member.identity: _Turn(member, Measure(next(self._numbers)), now, now) for member in members}
@@ -245,7 +257,7 @@ class Profiling:
         if running is not None or now < self._again_at or not any(map(self._is_unknown, self._due(now))):
             return []
         self._again_at = now + LATER_S
-        self._waiting.append((b"", MeasureNodes(0, "", again=False)))
+        self._waiting.append((b"", MeasureUnknown(0)))
         return self._go_on(now)
 
     def _break_off(self, running: _Round, now: float) -> list[CoordinatorInstruction]:

@@ -136,8 +136,12 @@ class Sequences:
         return sequence
 
     def _make_room(self) -> list[CoordinatorInstruction]:
-        idle = [s for s in self._known.values() if not s.is_open] if len(self._known) > MAX_SEQUENCES else []
-        return [instruction for sequence in idle[:1] for instruction in self._end(sequence)]
+        """End the sequence that is idle for longest of the client that has most: who has few keeps them."""
+        if len(self._known) <= MAX_SEQUENCES:
+            return []
+        most, _ = Counter(sequence.client for sequence in self._known.values()).most_common(1)[0]
+        idle = next((s for s in self._known.values() if s.client == most and not s.is_open), None)
+        return [] if idle is None else self._end(idle)
 
     def _end(self, sequence: Sequence) -> list[CoordinatorInstruction]:
         self._known.pop((sequence.client, sequence.name), None)

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterator
 
 from bbgrap.cluster.types import COORDINATOR
 from bbgrap.control.coordinator_events import PlanFailed, Planned
-from bbgrap.control.coordinator_instructions import CancelPlanning, CoordinatorInstruction, Log, StartStandby
+from bbgrap.control.coordinator_instructions import CancelPlanning, CoordinatorInstruction, ForgetPlan, Log, StartStandby
 from bbgrap.control.eviction import Incoming, make_room, room_for
 from bbgrap.control.links import Links
 from bbgrap.control.loading import Loading
@@ -72,6 +72,8 @@ class Standbys:
         wanted = {plan.standby for plan in plans if plan.is_wanted}
         for standby in awake[:-MAX_STANDBYS]:
             if not standby.running and standby not in wanted:
+                if standby.planned and not standby.variants:
+                    done.append(ForgetPlan(standby.latest))  # else it goes with its last copy
                 standby.is_dormant, standby.planned = True, ()
                 done += [instruction for variant in list(standby.variants) for instruction in self.loading.release(variant)]
                 job, standby.job = standby.job, None

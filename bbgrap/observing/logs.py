@@ -12,9 +12,13 @@ import sys
 from datetime import UTC, datetime
 from enum import Enum
 
+from bbgrap.report.printable import printable
+
 _KNOWN = ("model", "node", "epoch", "request")
 _VARIABLE = "BBGRAP_LOG_FORMAT"
 """Tells processes that are started by this one."""
+MOST_LETTERS = 4000
+"""Of the message of a line of text."""
 
 
 class LogFormat(Enum):
@@ -52,6 +56,8 @@ class TextLines(logging.Formatter):
         known = {"model": str(getattr(record, "model", "") or "")[:8], "epoch": str(getattr(record, "epoch", "") or "")}
         message = record.getMessage()
         others = ", ".join(f"{name} {value}" for name, value in known.items() if value and value not in message)
+        # Some of it was said by peers: no line of theirs may look like one of ours.
+        record.message = printable(record.message, also="\n\t")[:MOST_LETTERS].replace("\n", "\n    ")
         return super().formatMessage(record) + (f" [{others}]" if others else "")
 
 

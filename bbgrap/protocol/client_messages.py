@@ -116,14 +116,17 @@ class EndSequence:
 
 @dataclass(frozen=True, slots=True)
 class MeasureNodes:
-    """Measure one agent and its links, or all of them (empty name).
-
-    Without `again` only those that nothing is known of, unless that has failed lately.
-    """
+    """Measure one agent and its links, or all of them (empty name)."""
 
     call: int
     name: Annotated[str, Length(200)]
-    again: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class MeasureUnknown:
+    """Measure the agents that nothing is known of, unless that has failed lately: what a coordinator does by itself once it is idle."""
+
+    call: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +159,7 @@ ClusterCall = (
     | PrepareModel
     | RunModel
     | MeasureNodes
+    | MeasureUnknown
     | SetProfile
     | ListProfiles
     | ForgetProfile
@@ -255,7 +259,7 @@ class RunResult:
 
 @dataclass(frozen=True, slots=True)
 class Profiles:
-    """Answer to `MeasureNodes` and `SetProfile`."""
+    """Answer to `MeasureNodes`, `MeasureUnknown` and `SetProfile`."""
 
     call: int
     profiles: tuple[NodeProfile, ...]

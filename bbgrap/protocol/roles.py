@@ -22,7 +22,15 @@ NODE = "node"
 _READS = frozenset(
     {client.Hello, client.ListNodes, client.Cancel, client.Ask, inspection.InspectNodes, inspection.ListProfiles, *get_args(StatusCall)}
 )
-_RUNS = _READS | {client.OfferModel, client.ModelChunk, client.PrepareModel, client.RunModel, client.ForkSequence, client.EndSequence}
+_RUNS = _READS | {
+    client.OfferModel,
+    client.ModelChunk,
+    client.PrepareModel,
+    client.RunModel,
+    client.MeasureUnknown,
+    client.ForkSequence,
+    client.EndSequence,
+}
 _COMPUTES = frozenset({*get_args(AgentMessage), keys.Enrol})
 _RULES = frozenset({client.MeasureNodes, client.SetProfile, inspection.ForgetProfile, *get_args(keys.TokenCall)})
 

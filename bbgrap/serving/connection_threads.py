@@ -19,6 +19,8 @@ from contextlib import suppress
 from functools import partial
 from http import HTTPStatus
 
+import numpy as np
+
 from bbgrap.serving.datatypes import BodyBytes
 from bbgrap.serving.gateway import Gateway, Inference
 from bbgrap.serving.host_check import HostCheck
@@ -102,7 +104,7 @@ class ConnectionThread:
         self.is_ending = False
         self.answered = 0
         """Requests."""
-        self._memory = bytearray()
+        self._memory = memoryview(b"")
         self._latest: tuple[bytes, RequestHead] | None = None
 
     def end(self) -> None:
@@ -190,7 +192,7 @@ class ConnectionThread:
         try:
             parts, headers = self._infer(head, model, body)
         except Exception as error:  # whatever it is, its sender gets an answer
-            self._memory = bytearray()  # what was given up may still be on its way
+            self._memory = memoryview(b"")  # what was given up may still be on its way
             if self._has_gone():
                 raise _EndedError from None
             self._refuse(refusal_of(error), {})
@@ -198,14 +200,15 @@ class ConnectionThread:
             self._send(HTTPStatus.OK, parts, headers)
         self.answered += 1
         if len(self._memory) > _KEPT_BYTES:
-            self._memory = bytearray()
+            self._memory = memoryview(b"")
         return read[head.length :]
 
     def _body(self, length: int, read: bytes) -> memoryview:
         """Receive a body, of which the first bytes may have been read."""
         if length > len(self._memory):
-            self._memory = bytearray(length)
-        body = memoryview(self._memory)[:length]
+            # Not a bytearray, which is written to at once: memory is taken as the body comes.
+            self._memory = np.empty(length, np.uint8).data
+        body = self._memory[:length]
         have = min(len(read), length)
         body[:have] = read[:have]
         if have < length:

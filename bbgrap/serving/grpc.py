@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import suppress
 from functools import partial
 from inspect import isawaitable
@@ -18,7 +19,7 @@ from bbgrap.graph.types import Array
 from bbgrap.serving.datatypes import BodyBytes, check_shape, datatype_of_array, to_bytes
 from bbgrap.serving.gateway import Gateway, Inference
 from bbgrap.serving.grpc_schema import SERVICE, message
-from bbgrap.serving.http import server_metadata
+from bbgrap.serving.http import BODY_S, server_metadata
 from bbgrap.serving.infer_request import MAX_TENSORS, InferRequest, InputTensor, RequestedOutput, part_of, refuse_parameters, timeout_of
 from bbgrap.serving.model import ServedModel
 from bbgrap.serving.refusals import Refusal, RefusedError, malformed, refusal_of
@@ -70,7 +71,7 @@ async def start_grpc(gateway: Gateway, address: str) -> tuple[grpc.aio.Server, i
 
 def _handlers(gateway: Gateway) -> grpc.GenericRpcHandler:
     handlers = {
-        name: grpc.unary_unary_rpc_method_handler(
+        name: grpc.stream_unary_rpc_method_handler(  # of unary calls, too: so it is here how long a message may take
             _answering(call, message(f"{name}Request"), message(f"{name}Response")),
             response_serializer=message(f"{name}Response").SerializeToString,
         )
@@ -79,12 +80,12 @@ def _handlers(gateway: Gateway) -> grpc.GenericRpcHandler:
     return grpc.method_handlers_generic_handler(SERVICE, handlers)
 
 
-def _answering(call: _Called, request: Any, response: Any) -> Callable[[bytes, Any], Awaitable[Any]]:  # noqa: ANN401 - grpc ships no types
+def _answering(call: _Called, request: Any, response: Any) -> Callable[[AsyncIterator[bytes], Any], Awaitable[Any]]:  # noqa: ANN401 - grpc ships no types
     """Let bytes become a message, an object one, and every error a status."""
 
-    async def answer(body: bytes, context: Any) -> Any:  # noqa: ANN401 - grpc ships no types
+    async def answer(bodies: AsyncIterator[bytes], context: Any) -> Any:  # noqa: ANN401 - grpc ships no types
         try:
-            value = call(_message_in(body, request), context)
+            value = call(_message_in(await _first(bodies), request), context)
             if isawaitable(value):
                 value = await value
         except Exception as error:  # whatever it is, its sender gets an answer
@@ -102,6 +103,16 @@ def _short(reason: str) -> str:
     """Return the beginning of a reason: a status travels as a header, and clients take no more than 8 KiB of these, escaped."""
     text = reason.encode("utf-8", "replace")
     return text[:_MOST_REASON].decode("utf-8", "ignore") + (" ..." if len(text) > _MOST_REASON else "")
+
+
+async def _first(bodies: AsyncIterator[bytes]) -> bytes:
+    try:
+        async with asyncio.timeout(BODY_S):
+            return await anext(bodies)
+    except TimeoutError:
+        raise RefusedError(Refusal.SLOW_BODY, f"the message did not come within {BODY_S:g} s") from None
+    except StopAsyncIteration:
+        raise malformed("the call ended without a message") from None
 
 
 def _message_in(body: bytes, kind: Any) -> Any:  # noqa: ANN401 - protobuf ships no types

@@ -87,7 +87,8 @@ class Calls:
             raise
         self._machine = machine.ClientMachine(self.address)
         self._numbers = itertools.count(1)
-        self._lock = threading.Condition()
+        self._mutex = threading.RLock()
+        self._lock = threading.Condition(self._mutex)  # its own `with` is Python: an interrupt may come in the middle of it
         self._leading = False
         self._outbox: deque[list[BytesLike]] = deque()
         self._came: dict[int, deque[Progress | FinalAnswer]] = {}
@@ -114,7 +115,7 @@ class Calls:
         """Close the connection; what other threads wait for fails."""
         if self.is_inherited:
             return
-        with self._lock:
+        with self._mutex:
             if self._closed:
                 return
             self._closed = True
@@ -162,14 +163,20 @@ class Calls:
         Raises:
             TimeoutError: if there is no answer within `timeout_s` seconds.
         """
-        self.begin(message, on_progress, timeout_s)
-        return self.answer_to(message, expected, timeout_s)
+        try:
+            self.begin(message, on_progress, timeout_s)
+            return self.answer_to(message, expected, timeout_s)
+        except CallFailedError:
+            raise
+        except BaseException:  # an interrupt before somebody waits, above all
+            self.forget(message)
+            raise
 
     def tell(self, message: ForkSequence | EndSequence) -> None:
         """Say what has no answer; a closed connection says nothing."""
         if self.is_inherited:
             return
-        with self._lock:
+        with self._mutex:
             if not self._closed:
                 self._outbox.append(TO_COORDINATOR.encode(message))
         self._flush_soon()
@@ -186,7 +193,7 @@ class Calls:
         self.stops.check()
         if not isinstance(message, RunModel | ModelChunk):  # their names are those of calls before; their time counts
             _check(message)
-        with self._lock:
+        with self._mutex:
             if on_progress is not None:
                 self._listeners[message.call] = on_progress
             self._carry_out(self._machine.call(message, time.monotonic(), timeout_s))
@@ -218,7 +225,7 @@ class Calls:
 
     def forget(self, message: Call) -> None:
         """Tell the coordinator that an answer is not wanted any more, unless it has come."""
-        with self._lock:
+        with self._mutex:
             self._carry_out(self._machine.cancel(message.call))
             self._came.pop(message.call, None)
             self._listeners.pop(message.call, None)
@@ -226,41 +233,45 @@ class Calls:
 
     def _flush_soon(self) -> None:
         """Send what is to be sent, now or by whoever leads."""
-        with self._lock:
-            if self._closed:
-                return
-            if self._leading:
-                self._wakeups.put(None)
-                return
-            self._leading = True
+        leads = False
         try:
+            with self._mutex:
+                if self._closed:
+                    return
+                if self._leading:
+                    self._wakeups.put(None)
+                    return
+                leads = self._leading = True
             self._flush()
         finally:
-            with self._lock:
+            if leads:
                 self._leading = False
-                self._lock.notify_all()
+                with self._mutex:
+                    self._lock.notify_all()
 
     def _wait(self, number: int, deadline: float | None) -> Progress | FinalAnswer:
         """Return what comes next for a call."""
         while True:
-            with self._lock:
-                while number not in self._came and self._leading:
-                    self.stops.check()
-                    if not self._lock.wait(self.stops.tick_s) and deadline is not None and time.monotonic() > deadline:
-                        raise TimeoutError
-                if number in self._came:
-                    came = self._came[number].popleft()
-                    if not self._came[number]:
-                        del self._came[number]
-                    return came
-                self._check_open()
-                self._leading = True
+            leads = False
             try:
+                with self._mutex:
+                    while number not in self._came and self._leading:
+                        self.stops.check()
+                        if not self._lock.wait(self.stops.tick_s) and deadline is not None and time.monotonic() > deadline:
+                            raise TimeoutError
+                    if number in self._came:
+                        came = self._came[number].popleft()
+                        if not self._came[number]:
+                            del self._came[number]
+                        return came
+                    self._check_open()
+                    leads = self._leading = True
                 self._lead(number, deadline)
             finally:
-                with self._lock:
+                if leads:  # no call before that: an interrupt may come in it
                     self._leading = False
-                    self._lock.notify_all()
+                    with self._mutex:
+                        self._lock.notify_all()
 
     def _lead(self, number: int, deadline: float | None) -> None:
         """Look after the socket until something for a call is there."""
@@ -273,13 +284,13 @@ class Calls:
             if not ready:
                 self._check_access()
                 if self._control.was_broken():
-                    with self._lock:
+                    with self._mutex:
                         self._machine.broken(now)
             if not ready.isdisjoint(self._polled):
                 self._receive(number, now)
             if self._wakeups.fileno() in ready:
                 self._wakeups.take()
-            with self._lock:  # after what has arrived: a listener may have kept everybody from hearing it
+            with self._mutex:  # after what has arrived: a listener may have kept everybody from hearing it
                 self._carry_out(self._machine.tick(now))
             if number not in self._came and deadline is not None and now > deadline:
                 raise TimeoutError
@@ -288,7 +299,7 @@ class Calls:
         """Take what has arrived, until something is for this call: what came for others is read by whoever leads next."""
         while number not in self._came and (frames := self._control.receive()) is not None:
             answer = TO_CLIENT.decode(frames)
-            with self._lock:
+            with self._mutex:
                 self._carry_out(self._machine.received(answer, now))
             self._greet_again(now)
 
@@ -297,7 +308,7 @@ class Calls:
         if not self._is_near or self._control.channel is not None or now < self._greets_at:
             return
         self._greets_at = now + _GREETS_EVERY_S
-        with self._lock:
+        with self._mutex:
             self._carry_out(self._machine.cancel(self._greeting))
             self._greeting = self.number()
             self._carry_out(self._machine.call(Hello(self._greeting), now, _GREETS_EVERY_S))

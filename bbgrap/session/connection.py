@@ -7,7 +7,7 @@ from pathlib import Path
 
 from bbgrap.cluster.types import NodeProfile
 from bbgrap.errors import UsageError
-from bbgrap.protocol.client_messages import ListNodes, MeasureNodes, Nodes, Profiles, SetProfile
+from bbgrap.protocol.client_messages import ListNodes, MeasureNodes, MeasureUnknown, Nodes, Profiles, SetProfile
 from bbgrap.protocol.inspection import ForgetProfile, Inspection, InspectNodes, KnownProfiles, ListProfiles
 from bbgrap.protocol.key_messages import CreateToken, KeyStatus, ListTokens, RevokeToken, RotateToken, TokenMade, Tokens
 from bbgrap.protocol.status_messages import NodeStatus, PlanShown, ReadPlan, ReadStatus, Status
@@ -46,17 +46,23 @@ class Connection(Calls):
         """
         return self.ask(ReadPlan(self.number(), plan), PlanShown, timeout_s=timeout_s)
 
-    def profile(
-        self, node: str = "", on_progress: OnProgress | None = None, timeout_s: float | None = None, *, again: bool = True
-    ) -> tuple[NodeProfile, ...]:
-        """Measure one node, or all of them, and return what was found; without `again` only those whose speeds nobody knows.
+    def profile(self, node: str = "", on_progress: OnProgress | None = None, timeout_s: float | None = None) -> tuple[NodeProfile, ...]:
+        """Measure one node, or all of them, and return what was found.
 
         They work at once, as they will, and then measure their links, one node after the other.
 
         Raises:
             TimeoutError: if there is no answer within `timeout_s` seconds.
         """
-        return self.ask(MeasureNodes(self.number(), node, again), Profiles, on_progress, timeout_s).profiles
+        return self.ask(MeasureNodes(self.number(), node), Profiles, on_progress, timeout_s).profiles
+
+    def measure_unknown(self, on_progress: OnProgress | None = None, timeout_s: float | None = None) -> tuple[NodeProfile, ...]:
+        """Measure the nodes whose speeds nobody knows, and return what was found.
+
+        Raises:
+            TimeoutError: if there is no answer within `timeout_s` seconds.
+        """
+        return self.ask(MeasureUnknown(self.number()), Profiles, on_progress, timeout_s).profiles
 
     def add_profile(self, profile: NodeProfile) -> None:
         """Use a profile for the node of its name from now on, whatever is measured."""

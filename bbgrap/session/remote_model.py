@@ -175,7 +175,7 @@ class RemoteModel:
         if all(node.profile is not None and node.profile.work for node in self.connection.nodes(left_s())):
             return
         try:
-            self.connection.profile(on_progress=self._on_progress, timeout_s=left_s(), again=False)
+            self.connection.measure_unknown(self._on_progress, left_s())
         except TimeoutError:
             reason = f"its deadline of {self._deadline_s:g} s passed while nodes were measured"
             raise ExecutionError(f"model '{self.name}': {reason}; 'bbgrap profile' measures them beforehand") from None

@@ -28,6 +28,7 @@ from bbgrap.transport.dead_peers import detect_dead_peer, received_bytes
 from bbgrap.transport.framing import GREETING
 from bbgrap.transport.listener_filter import CANNOT_SHUT, hear_all, hear_only
 from bbgrap.transport.peer_warnings import PeerWarnings
+from bbgrap.transport.rate import Rate
 from bbgrap.transport.tls import HANDSHAKE_S, peer_of, reason_of
 from bbgrap.transport.wakeup_queue import WakeupQueue
 
@@ -67,23 +68,6 @@ class _Stranger:
     until: float
 
 
-class _Rate:
-    """At most `at_once` without a pause, and `per_s` in the long run."""
-
-    def __init__(self, per_s: float, at_once: float) -> None:
-        self._per_s, self._most = per_s, at_once
-        self._left, self._then = at_once, time.monotonic()
-
-    def take(self, now: float) -> bool:
-        """Whether one more is within it."""
-        self._left = min(self._most, self._left + (now - self._then) * self._per_s)
-        self._then = now
-        if self._left < 1:
-            return False
-        self._left -= 1
-        return True
-
-
 class Acceptor:
     """Accepts connections on one listener.
 
@@ -99,8 +83,8 @@ class Acceptor:
         self._listener = listener
         self._context = context
         self._hosts = hosts
-        self._strangers = _Rate(STRANGERS_PER_S, STRANGERS_PER_S)
-        self._known: dict[str, _Rate] = {}
+        self._strangers = Rate(STRANGERS_PER_S, STRANGERS_PER_S)
+        self._known: dict[str, Rate] = {}
         self._unfinished: dict[_Stranger, None] = {}
         self._shut_out_until = math.inf
         self._can_shut_out = True
@@ -180,7 +164,7 @@ class Acceptor:
         """Begin a handshake; return whether the rate of its host allows one."""
         now = time.monotonic()
         is_known = host in self._hosts
-        rate = self._known.setdefault(host, _Rate(KNOWN_PER_S, KNOWN_AT_ONCE)) if is_known else self._strangers
+        rate = self._known.setdefault(host, Rate(KNOWN_PER_S, KNOWN_AT_ONCE)) if is_known else self._strangers
         if not rate.take(now) or not self._make_room(is_known=is_known):
             connection.close()
             if not is_known:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import mmap
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
@@ -97,6 +97,11 @@ class IncomingRequests:
             _log.exception("inputs of a sequence cannot be kept")
             stored = InputsStored(identity, message, f"its inputs cannot be kept: {str(error) or type(error).__name__}")
         self._put(stored)
+
+    @property
+    def writing(self) -> Set[tuple[RoutingId, int]]:
+        """Who waits for the disk."""
+        return self._writing.keys() - self._cancelled
 
     def cancel(self, identity: RoutingId, call: int) -> None:
         """Nobody waits for a request any more."""

@@ -171,7 +171,8 @@ class KeyRing:
     def ended(self) -> list[bytes]:
         """Return the keys that were taken back, replaced or have expired since this was asked."""
         now = self._clock()
-        if not all(self._entries[key].is_valid(now) for key in self._valid):
+        # Both ways: a clock that was ahead for a while may be right again.
+        if any(entry.is_valid(now) != (key in self._valid) for key, entry in self._entries.items()):
             self._renew()
         ended, self._ended = self._ended, []
         return ended

@@ -164,6 +164,8 @@ class ModelStore:
             raise OSError(0, f"a piece lies beyond the file's {entry.size} bytes")
         if sum(other.received for other in self._arriving.values()) + len(content) > MAX_ARRIVING_BYTES:
             raise OSError(errno.ENOSPC, f"more than {MAX_ARRIVING_BYTES} bytes are on their way; try again later")
+        if shutil.disk_usage(self.directory).free - len(content) < MIN_FREE_BYTES:  # others write, too, since it began
+            raise OSError(errno.ENOSPC, f"{MIN_FREE_BYTES >> 20} MiB of the disk stay free")
         with entry.part.open("ab") as stream:
             stream.write(content)
         entry.hasher.update(content)

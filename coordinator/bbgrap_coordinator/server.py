@@ -20,7 +20,7 @@ import zmq
 
 from bbgrap.control.audit import peer_of
 from bbgrap.control.coordinator import CoordinatorMachine
-from bbgrap.control.coordinator_events import CoordinatorEvent, FromPeer, HostLinkBroken, MachineRead, Noticed, Planned, Tick
+from bbgrap.control.coordinator_events import ChunkWritten, CoordinatorEvent, FromPeer, HostLinkBroken, MachineRead, Noticed, Planned, Tick
 from bbgrap.control.coordinator_instructions import (
     Audit,
     AuditEvent,
@@ -53,8 +53,9 @@ from bbgrap.protocol.directions import TO_AGENT, TO_CLIENT, TO_COORDINATOR
 from bbgrap.protocol.faults import Fault
 from bbgrap.protocol.key_messages import CreateToken, Enrol, Enrolled, KeyMessage, ListTokens, RevokeToken, RotateToken
 from bbgrap.protocol.messages import Deploy, DeploymentFailed, Leave, Refused, Welcome
-from bbgrap.transport.control_server import ControlServer
+from bbgrap.transport.control_server import ControlServer, key_of
 from bbgrap.transport.peer_warnings import PeerWarnings
+from bbgrap.transport.rate import Rate
 from bbgrap.transport.tcp import TcpDataPlane
 from bbgrap.transport.wakeup_queue import WakeupQueue
 from bbgrap_coordinator.audit import AuditLog
@@ -80,6 +81,9 @@ _KEY_EVENTS: Mapping[type[KeyMessage], AuditEvent] = {
     RotateToken: "token rotated",
 }
 
+ENROLMENTS_PER_S = 5.0
+ENROLMENTS_AT_ONCE = 32.0
+"""By one token: each waits for the disk, some 40 ms, and requests with it. Chosen: a cluster that starts enrols at once."""
 _MOST_BROKEN = 1000
 """Addresses of which is known what was said last."""
 _SAID_AGAIN_S = 600.0
@@ -118,12 +122,16 @@ class Server:
         self._host = HostExecutor(plane, control.channels.memory, self._on_broken)
         self._incoming = IncomingRequests(inputs, self._events.put)
         self._uploads = ThreadPoolExecutor(1, "uploads")
+        self._storing: set[tuple[bytes, int]] = set()
+        """Calls whose pieces of models are being written, or wait for that: they are not lost."""
         self._comparisons = ThreadPoolExecutor(1, "comparisons")
         self._saw_agents = False
         self._warnings = PeerWarnings(_log)
         self._broken: dict[str, tuple[str, float]] = {}
         """What was said last of an address, and when; of the data plane's thread."""
         self._stopped = False
+        self._enrolments: dict[bytes, Rate] = {}
+        """By the key of the token."""
 
     def stop(self) -> None:
         """End `run`; may be called from a signal handler."""
@@ -183,6 +191,8 @@ class Server:
         for event in self._events.take():
             if isinstance(event, Planned):
                 self._storage.made(event.job)
+            if isinstance(event, ChunkWritten):
+                self._storing.discard((event.identity, event.call))
             if isinstance(event, InputsStored):
                 message = self._incoming.stored(event)
                 if message is not None and event.fault:
@@ -244,6 +254,10 @@ class Server:
 
     def _answer(self, identity: bytes, message: KeyMessage) -> None:
         """Enrol a node, or do what an admin wants of the keys."""
+        if isinstance(message, Enrol):  # who is not answered says it again in a second
+            rate = self._enrolments.setdefault(key_of(identity), Rate(ENROLMENTS_PER_S, ENROLMENTS_AT_ONCE))
+            if not rate.take(time.monotonic()):
+                return
         again = isinstance(message, Enrol) and self._keys.has_enrolled(message)  # it may not hear the answers
         answer = self._keys.answer(identity, message, self._control.connections)
         if not isinstance(message, ListTokens):
@@ -310,7 +324,8 @@ class Server:
                 self._host.release(epoch)
             case HostPings(peers):
                 self._host.allow_pings(peers)
-            case WriteChunk():
+            case WriteChunk(identity, chunk):
+                self._storing.add((identity, chunk.call))
                 self._uploads.submit(self._write, instruction)
             case StartPlanning() | StartStandby():
                 self._planners.submit(instruction)
@@ -347,6 +362,9 @@ class Server:
         message = say.message
         if isinstance(message, Greeting):
             message = replace(message, channel=self._control.channels.invite(say.identity))
+        if isinstance(message, StillWorking):  # the machine does not see what waits for the disk
+            written = {call for identity, call in (*self._storing, *self._incoming.writing) if identity == say.identity}
+            message = replace(message, known=tuple(call for call in message.asked if call in message.known or call in written))
         try:
             frames = TO_CLIENT.encode(message)
         except LocalProtocolError as error:

@@ -1,6 +1,7 @@
 """Keys between real processes: enrolled, taken back, replaced, and what is said when one does not fit."""
 
 import json
+import secrets
 import subprocess
 import threading
 import time
@@ -14,10 +15,13 @@ import zmq
 import bbgrap
 from bbgrap.errors import AccessError
 from bbgrap.protocol.directions import TO_AGENT, TO_COORDINATOR
-from bbgrap.protocol.key_messages import ListTokens
+from bbgrap.protocol.key_messages import Enrol, ListTokens
 from bbgrap.protocol.messages import PROTOCOL_VERSION
+from bbgrap.protocol.tokens import Token
+from bbgrap.transport.certificates import make_request
 from bbgrap.transport.control_client import ControlClient
 from bbgrap.transport.credentials import Credentials
+from bbgrap.transport.locks import ClientLock
 from tests.cluster import tiny
 from tests.known_agents import known_cluster
 
@@ -190,3 +194,21 @@ def test_commands_manage_tokens_and_secrets_are_nowhere(cluster, tmp_path):
             assert body.encode() not in path.read_bytes(), path
     for path in (cluster.logs / "state").rglob("*"):
         assert not path.stat().st_mode & 0o077, path
+
+
+@pytest.mark.faults
+def test_who_enrols_many_nodes_keeps_nobody_waiting(cluster):
+    """Each enrolment waits for the disk, and requests waited with them."""
+    join = Token.parse((cluster.logs / "state" / "keys" / "join.token").read_text(), "a test")
+    session = bbgrap.InferenceSession(tiny.model_bytes(), cluster=cluster, planner="bbgrap")
+    requests(session)
+    _, request = make_request("x")
+    with zmq.Context() as context, ControlClient(context, cluster.address, lambda: ClientLock.of(join, "a test")) as client:
+        for number in range(1000):
+            client.send(TO_COORDINATOR.encode(Enrol(f"n{number}", secrets.token_hex(32), request)))
+        answers, until_s = 0, time.monotonic() + 5
+        while time.monotonic() < until_s:
+            requests(session)
+            while client.receive() is not None:
+                answers += 1
+        assert 0 < answers < 100

@@ -103,7 +103,7 @@ class Served:
 @pytest.fixture(scope="module")
 def served(tmp_path_factory):
     with bbgrap.LocalCluster(agents=2) as cluster:
-        cluster.connection.profile(again=False)
+        cluster.connection.measure_unknown()
         made = Served(cluster, tmp_path_factory.mktemp("served"))
         try:
             made.work()  # planners other than auto make a plan when it is asked for, and the page shows plans

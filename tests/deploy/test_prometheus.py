@@ -104,7 +104,7 @@ def free_port() -> int:
 
 def work(cluster, address) -> None:
     """Run requests until Prometheus has seen some more than once."""
-    cluster.connection.profile(again=False)
+    cluster.connection.measure_unknown()
     session = bbgrap.InferenceSession("zoo:tiny", cluster=cluster, planner="bbgrap")
     feed = {"input": np.zeros((1, 3, 32, 32), np.float32)}
     session.run(None, feed)

@@ -4,14 +4,16 @@ import json
 import random
 import socket
 import time
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from urllib.parse import urlsplit
 
 import numpy as np
+import psutil
 import pytest
 
 from bbgrap.serving.request_head import plain_head
 from tests.serving.clients import JSON_LENGTH, binary_body
+from tests.serving.conftest import serving
 
 ROWS = 40_000
 """So many take several packets."""
@@ -175,3 +177,18 @@ def test_an_idle_connection_does_not_keep_a_server_from_ending(cluster, models, 
         assert stream.read() == b""
         assert time.monotonic() - began < 15
         assert "Traceback" not in server.log.read_text()
+
+
+def test_memory_is_taken_as_a_body_comes(cluster, models, tmp_path):
+    """Eight heads of ninety bytes took two gigabytes."""
+    head = head_of(f"Content-Length: {200 << 20}", begin="POST /v2/models/rows/infer HTTP/1.1").replace(b"Host: a", b"Host: localhost")
+    with serving(cluster.address, models, tmp_path / "log") as server, ExitStack() as connections, server.http() as http:
+        http.run("rows", {"x": np.zeros((2, 4), np.float32)})
+        opened = [connections.enter_context(connection_to(server)) for _ in range(4)]
+        process = psutil.Process(server.process.pid)
+        before = process.memory_info().rss
+        for connection, _ in opened:
+            connection.sendall(head)
+        assert http.json("GET", "/v2/health/ready")[0] == 200
+        time.sleep(0.5)
+        assert process.memory_info().rss - before < 100 << 20

@@ -1,10 +1,15 @@
 """The protocol over gRPC, from a real process on a real cluster."""
 
+import asyncio
+
 import grpc
 import numpy as np
 import pytest
 
-from bbgrap.serving.grpc_schema import message
+from bbgrap.serving.gateway import Gateway, Limits
+from bbgrap.serving.grpc import start_grpc
+from bbgrap.serving.grpc_schema import SERVICE, message
+from bbgrap.serving.repository import Repository
 from tests.serving.clients import NAMES, grpc_outputs
 from tests.serving.test_http import ROWS, bfloat16, every_type, same
 
@@ -130,3 +135,25 @@ def test_deadlines_end_requests(rpc):
     slow.parameters["timeout"].int64_param = 200_000
     error = refused(rpc, slow)
     assert (error.code(), error.details()) == (grpc.StatusCode.DEADLINE_EXCEEDED, "model 'slow': its deadline of 0.2 s passed")
+
+
+def test_a_message_that_does_not_come_is_not_waited_for(monkeypatch):
+    """Calls without a message took the places of all others."""
+    monkeypatch.setattr("bbgrap.serving.grpc.BODY_S", 0.2)
+
+    async def never():
+        await asyncio.sleep(60)
+        yield b""
+
+    async def ask():
+        server, port = await start_grpc(Gateway(None, Repository({}, None, lambda _: None), Limits()), "127.0.0.1:0")
+        try:
+            async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+                with pytest.raises(grpc.RpcError) as caught:
+                    await channel.stream_unary(f"/{SERVICE}/ServerLive")(never(), timeout=30)
+                return caught.value
+        finally:
+            await server.stop(None)
+
+    error = asyncio.run(ask())
+    assert (error.code(), "the message did not come within 0.2 s" in error.details()) == (grpc.StatusCode.DEADLINE_EXCEEDED, True)

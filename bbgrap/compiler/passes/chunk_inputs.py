@@ -32,6 +32,9 @@ MOST = 8
 LONG_ENOUGH = 4.0
 """Layers that take so many times as long as the input is on its way hide it as well as longer stretches would."""
 
+LONGER = 1.1
+"""How many times as long as the last stretch the next one that is looked at takes: so few of a thousand small layers are. Chosen."""
+
 WORTH = 0.9
 """What of the time until the first layers are done must be left, at most, as links are not known better than that. Chosen."""
 
@@ -115,14 +118,15 @@ class ChunkInputs:
 
     def _prefixes(self, program: Program, device: DeviceProgram, way: _Way) -> Iterator[Prefix]:
         """Yield the stretches that a device's first segment begins with, as long as they are long enough and not too long."""
-        counted, took = 0, 0.0
+        counted, took, least = 0, 0.0, way.seconds / LONG_ENOUGH
         for prefix in prefixes_of(program, device):
             took += sum(self.predictor.op_seconds(program, device, op) for op in prefix.ops[counted:])
             counted = len(prefix.ops)
             if took > LONG_ENOUGH * way.seconds:
                 return
-            if took * LONG_ENOUGH > way.seconds:
+            if took > least:
                 yield prefix
+                least = LONGER * took
 
     def _costs(self, program: Program, device: DeviceProgram, prefix: Prefix, of: Derived) -> tuple[float, float]:
         """Return the bytes that a part of the target needs of the input, and the seconds that its operations take."""

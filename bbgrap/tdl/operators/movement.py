@@ -157,7 +157,9 @@ def describe_resize(site: Site) -> Description | None:
 
 
 def _is_by_blocks(site: Site, axis: int, scale: float) -> bool:
-    return _scales_by_blocks(site) and scale == site.output_shape[axis] // site.shape(0)[axis]
+    """Tell whether an axis grows by a whole factor; of linear ones by a power of two: other shares round by where the piece begins."""
+    factor = site.output_shape[axis] // site.shape(0)[axis]
+    return _scales_by_blocks(site) and scale == factor and (site.text("mode", "nearest") == "nearest" or factor & (factor - 1) == 0)
 
 
 def _is_between(site: Site) -> bool:
@@ -165,7 +167,7 @@ def _is_between(site: Site) -> bool:
     kind, transform = site.inputs[0], site.text("coordinate_transformation_mode", "half_pixel")
     is_known = transform in ("half_pixel", "pytorch_half_pixel", "asymmetric", "align_corners")
     is_plain = kind is not None and kind.dtype is DType.FLOAT and not site.integer("antialias", 0)
-    return is_known and is_plain and site.text("mode", "nearest") == "linear"
+    return is_known and is_plain and not site.keeps_bits and site.text("mode", "nearest") == "linear"
 
 
 def _first_beside(site: Site, index: Index, before: int, scale: float) -> IndexExpression:

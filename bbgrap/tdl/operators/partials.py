@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from bbgrap.graph.types import Node
+from bbgrap.graph.types import DType, Node
 from bbgrap.shapemap import ShapeMap
 from bbgrap.tdl.operators.common import Reads, integers
 from bbgrap.tdl.operators.convolutions import localize_conv
@@ -101,8 +101,8 @@ def nbits_part(site: Site, region: ShapeMap, reads: Reads, part: Part) -> tuple[
 
 
 def gather_indices(site: Site) -> tuple[str, ...]:
-    """The axis of a table that is a weight."""
-    return () if site.constant(0) is None else ("k",)
+    """The axis of a table that is a weight; onnxruntime (1.32) has no `Where` of 64-bit naturals."""
+    return () if site.constant(0) is None or site.outputs[0].dtype is DType.UINT64 else ("k",)
 
 
 def gather_part(site: Site, region: ShapeMap, reads: Reads, part: Part) -> tuple[LocalNode, ...]:

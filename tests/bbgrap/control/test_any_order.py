@@ -100,6 +100,16 @@ def test_a_client_asks_says_again_and_gives_up():
     assert machine.received(c.Nodes(1, ()), 13.0) == []
 
 
+def test_a_client_does_not_give_up_before_it_has_asked():
+    machine = cm.ClientMachine("tcp://h:1", ask_s=1.0)
+    machine.call(c.MeasureNodes(1, ""), 0.0, 0.3)
+    assert machine.tick(0.9) == []
+    assert machine.tick(1.0) == [cm.ToCoordinator(c.Ask((1,)))]
+    assert machine.received(c.StillWorking((1,), (1,)), 1.1) == []
+    assert machine.tick(1.5) == []
+    assert [each for now in (3.0, 5.0, 7.0) for each in machine.tick(now) if isinstance(each, cm.Complete)]
+
+
 def large(call, seconds):
     """A request whose inputs may be on their way for so long."""
     return c.RunModel(call, "ab" * 32, 1e3, (), (bytes(round(seconds * cm.SLOWEST_LINK)),))

@@ -17,8 +17,9 @@ from bbgrap.graph.weights import digest_of
 from bbgrap.planners.options import PlanOptions
 from bbgrap.protocol import client_messages as c
 from bbgrap.protocol.messages import EndedBy
+from tests.bbgrap.control.test_standbys import bring, standbys_of
 from tests.bbgrap.control.tiny_plans import plan_of, standby_of
-from tests.bbgrap.control.wire import MODEL, joined_wire
+from tests.bbgrap.control.wire import MODEL, joined_wire, ready_wire
 
 WEIGHT_BYTES = 300
 """Of every model here; a plan has half of them on each of two nodes."""
@@ -194,3 +195,20 @@ def test_a_request_that_lost_the_plan_and_its_only_standby_runs_on_the_next_plan
     call = wire.call(lambda number: c.RunModel(number, key, 30.0, (), ()))
     wire.until_answered(call)
     assert isinstance(wire.answer(call), c.RunResult)
+
+
+def test_what_has_made_room_is_not_loaded_again_after_a_restart():
+    wire = ready_wire("a", "b")
+    wire.standby = lambda job: weighing(standby_of(job), job.job % 251, WEIGHT_BYTES)
+    for name in "ab":
+        wire.call(lambda number, name=name: c.SetProfile(number, NodeProfile(name, memory_bytes=2 * WEIGHT_BYTES)))
+    bring(wire, 0)
+    (first,) = standbys_of(wire) - {MODEL}
+    for number in (1, 2):
+        bring(wire, number)
+        wire.wait(2 * IN_USE_S)
+    loaded = standbys_of(wire)
+    assert first not in loaded
+    wire.restart_coordinator()
+    wire.wait(10.0)
+    assert standbys_of(wire) == loaded

@@ -85,3 +85,14 @@ def test_what_an_agent_found_of_where_another_was_says_nothing_of_where_it_is():
     assert links.tried(a, found, wire.now) == (False, [])
     *_, asked = links.suspect(a, "b", wire.now)
     assert links.tried(a, replace(found, trial=asked.message.trial), wire.now)[0]
+
+
+def test_an_address_is_one_members_alone():
+    members = Members(SETTINGS, SavedState())
+    members.join(b"a", introduction("a"), 0.0)
+    for address, whose in ((introduction("a").data_address, "a"), (SETTINGS.data_address, COORDINATOR)):
+        refused = members.join(b"b", replace(introduction("b"), data_address=address), 0.0)
+        assert isinstance(refused, m.Refused)
+        assert (refused.retry, f"that of '{whose}'" in refused.reason) == (True, True)  # it may have gone, and has not been missed yet
+    members.remove(members.by_name["a"], "Leave")
+    assert not isinstance(members.join(b"b", replace(introduction("b"), data_address=introduction("a").data_address), 0.0), m.Refused)

@@ -18,7 +18,7 @@ LINKS = (LinkProfile("coordinator", 1e9, 1e-4),)
 
 
 def measure(wire: Wire, name: str = "", *, again: bool = True) -> int:
-    call = wire.call(lambda n: c.MeasureNodes(n, name, again))
+    call = wire.call(lambda n: c.MeasureNodes(n, name) if again else c.MeasureUnknown(n))
     wire.settle()
     return call
 
@@ -121,7 +121,7 @@ def test_who_takes_too_long_is_left_out_and_its_late_answer_too():
 def test_a_question_that_was_lost_with_a_connection_is_asked_again(lost):
     """All plans waited for two minutes."""
     wire = joined_wire("a")
-    call = wire.call(lambda n: c.MeasureNodes(n, "", again=True))
+    call = wire.call(lambda n: c.MeasureNodes(n, ""))
     wire.deliver((CLIENT, b""))
     if lost == "MeasureLinks":
         wire.settle()
@@ -225,11 +225,25 @@ def test_who_cannot_be_measured_is_not_measured_for_every_session_that_would_lik
     assert measuring(wire) == {"a": "Measure"}
 
 
+def test_what_is_cancelled_is_not_measured_any_more():
+    wire = ready_wire("a", "b")
+    calls = [measure(wire) for _ in range(4)]
+    for call in calls[:3]:
+        wire.carry_client(wire.client.cancel(call))
+    wire.settle()
+    assert measuring(wire) == dict.fromkeys("ab", "Measure")
+    for name in "abab":
+        finish(wire, name)
+    assert wire.answer(calls[3]) == c.Profiles(calls[3], (profile("a"), profile("b")))
+    assert not any(wire.answers[call] for call in calls[:3])
+    assert measuring(wire) == {}
+
+
 def test_what_nobody_called_for_is_broken_off_when_something_else_is_to_be_done():
     wire = ready_wire("a", "b")
     wire.wait(35.0)
     assert measuring(wire) == dict.fromkeys("ab", "Measure")
-    call = measure(wire, "a", again=False)
+    call = measure(wire, "a")
     assert measuring(wire) == {"a": "Measure"}  # a client has called for it, and waits for nothing else
     run = wire.run()
     wire.wait(1.3)

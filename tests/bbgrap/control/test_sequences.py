@@ -112,10 +112,13 @@ class Counters(Wire):
             done = done or only is None
         return super().finish_requests() or done if only is None else False
 
-    def run_of(self, sequence, step, *values):
+    def said_of(self, sequence, step, *values):
         key = plan_key(prepare_message(0, replace(OPTIONS, input_values="any")))
         header = (m.TensorHeader("x", DType.INT64, (len(values),)),)
-        return self.call(lambda n: c.RunModel(n, key, 1e6, header, (np.array(values).tobytes(),), sequence=sequence, step=step))
+        return c.RunModel(0, key, 1e6, header, (np.array(values).tobytes(),), sequence=sequence, step=step)
+
+    def run_of(self, sequence, step, *values):
+        return self.call(lambda n: replace(self.said_of(sequence, step, *values), call=n))
 
     def read_of(self, sequence, step):
         key = plan_key(prepare_message(0, replace(OPTIONS, input_values="any")))
@@ -327,6 +330,35 @@ def test_what_is_ended_or_idle_for_long_is_forgotten_everywhere():
     wire.wait(1)
     assert len(wire.coordinator.requests.sequences) == 0
     assert not any(states.nbytes for states in wire.states.values())
+
+
+def test_who_has_most_sequences_makes_room(monkeypatch):
+    monkeypatch.setattr(sequences, "MAX_SEQUENCES", 6)
+    wire = counters("a", "b")
+    assert total(wire, 1, 0, 5) == 5
+    wire.to_coordinator(ce.FromPeer(b"other", replace(wire.said_of(7, 0, 1), call=1)))
+    wire.settle()
+    for number in range(100):
+        wire.to_coordinator(ce.FromPeer(b"other", c.ForkSequence(7, 100 + number)))
+    wire.settle()
+    assert len(wire.coordinator.requests.sequences) == 6
+    assert total(wire, 1, 1, 6) == 11
+
+
+def test_a_request_that_takes_long_is_no_idleness():
+    wire = counters("a", "b")
+    assert total(wire, 1, 0, 5) == 5
+    for name in "ab":
+        wire.crash(wire.agent(name))
+    call = wire.run_of(1, 1, 6)
+    for _ in range(int(1.1 * sequences.IDLE_S)):
+        wire.pass_time(1.0)
+        wire.deliver_all()
+    for name in "ab":
+        wire.add_agent(name)
+    wire.until_answered(call)
+    wire.pass_time(0.5)
+    assert total(wire, 1, 2, 7) == 18
 
 
 class SequencesOnAFakeWire(RuleBasedStateMachine):

@@ -8,6 +8,7 @@ import pytest
 from bbgrap.control import agent_events as ae
 from bbgrap.control import coordinator_events as ce
 from bbgrap.control import coordinator_instructions
+from bbgrap.control.coordinator_settings import Settings
 from bbgrap.control.planning import STANDBY_FIRST_S, standby_key
 from bbgrap.control.plans import FIRST_AGAIN_S, IN_USE_S
 from bbgrap.control.standby import MAX_STANDBYS, MUCH_TO_LOAD
@@ -264,7 +265,7 @@ def test_a_plan_does_not_wait_for_a_standby_that_cannot_be():
 
 
 def test_of_nodes_that_are_as_fast_the_one_beside_the_coordinator_comes_first():
-    wire = ready_wire("a", "b", "head")
+    wire = ready_wire("a", "b", "head", settings=Settings("0.1.0", "tcp://head:7"))
     wire.until_answered(wire.run())
     (standby,) = wire.coordinator.standbys.by_model.values()
     assert "head" in standby.variants[0].parts

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from bbgrap.observing.logs import JsonLines, TextLines
+from bbgrap.observing.logs import MOST_LETTERS, JsonLines, TextLines
 from bbgrap.session import connect
 
 CODE = """
@@ -84,3 +84,11 @@ def wait_for(condition) -> None:
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.05)
+
+
+def test_what_peers_wrote_makes_no_line_of_its_own_and_steers_no_terminal():
+    said = "gone\n2026-11-28 INFO bbgrap.coordinator all is well\x1b[2J" + "x" * 100_000
+    line = TextLines().format(logging.LogRecord("bbgrap.x", logging.INFO, "x.py", 1, "agent left: %s", (said,), None))
+    assert "\x1b" not in line
+    assert all(each.startswith("    ") for each in line.splitlines()[1:])
+    assert len(line) < 2 * MOST_LETTERS

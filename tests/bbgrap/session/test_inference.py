@@ -45,8 +45,7 @@ class FakeConnection:
     def nodes(self, timeout_s):
         return tuple(self.known.values())
 
-    def profile(self, *, on_progress, timeout_s, again):
-        assert not again
+    def measure_unknown(self, on_progress, timeout_s):
         if timeout_s < 0.1:
             raise TimeoutError
         unknown = [node.name for node in self.nodes(timeout_s) if node.profile is None or not node.profile.work]

@@ -106,7 +106,8 @@ def test_every_message_of_the_protocol_may_be_said_by_the_roles_of_the_table_and
 def test_what_the_roles_are_for():
     names = {kind: {message.__name__ for message in allowed} for kind, allowed in MAY.items()}
     assert names["reader"] == {"Hello", "ListNodes", "ListProfiles", "InspectNodes", "ReadStatus", "ReadPlan", "Cancel", "Ask"}
-    assert names["client"] - names["reader"] == {"OfferModel", "ModelChunk", "PrepareModel", "RunModel", "ForkSequence", "EndSequence"}
+    runs = {"OfferModel", "ModelChunk", "PrepareModel", "RunModel", "MeasureUnknown", "ForkSequence", "EndSequence"}
+    assert names["client"] - names["reader"] == runs
     assert names["agent"] == {"Enrol"}
     assert names["admin"] > names["client"] | names["agent"]
     assert names["node"] == {message.__name__ for message in get_args(AgentMessage)} | {"Enrol"}
@@ -168,6 +169,15 @@ def test_a_token_that_expires_says_so_once(house):
     assert house.ring.ended() == [key]
     assert house.ring.ended() == []
     assert not house.ring.admits(key)
+
+
+def test_a_clock_that_was_ahead_shuts_nobody_out_for_good(house):
+    key = KeyPair.of(house.token("client", "guest", 60.0).secret).public
+    house.now += 61
+    assert house.ring.ended() == [key]
+    house.now -= 31
+    assert house.ring.ended() == []
+    assert house.ring.admits(key)
 
 
 def test_a_replaced_token_goes_on_for_a_while(house):

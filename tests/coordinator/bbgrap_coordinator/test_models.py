@@ -4,6 +4,7 @@ import errno
 import hashlib
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from bbgrap_coordinator import models
@@ -188,6 +189,14 @@ def test_room_on_the_disk_and_uploads_are_bounded(tmp_path, monkeypatch):
     assert len(list(tmp_path.glob("*.part"))) == 2
     monkeypatch.setattr(models, "MAX_ARRIVING_BYTES", 3)
     assert "bytes are on their way" in busy(write(store, 2, b"2345", client=b"2"))
+
+
+def test_files_that_arrive_at_once_leave_room_on_the_disk(tmp_path, monkeypatch):
+    store = ModelStore(tmp_path)
+    assert write(store, 0, b"0123").received == 4
+    monkeypatch.setattr(models.shutil, "disk_usage", lambda _: SimpleNamespace(free=models.MIN_FREE_BYTES + 3))
+    done = write(store, 4, b"4567")
+    assert (done.is_busy, "of the disk stay free" in done.fault) == (True, True)
 
 
 def test_no_client_takes_the_places_of_all_others(tmp_path, monkeypatch):

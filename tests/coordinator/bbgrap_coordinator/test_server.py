@@ -19,7 +19,7 @@ from bbgrap_coordinator.storage import Storage
 
 from bbgrap.cluster import Cluster
 from bbgrap.cluster.types import NodeProfile
-from bbgrap.control.coordinator_events import FromPeer, HostLinkBroken, PlanFailed, Planned, RequestBroke, Tick
+from bbgrap.control.coordinator_events import ChunkWritten, FromPeer, HostLinkBroken, PlanFailed, Planned, RequestBroke, Tick
 from bbgrap.control.coordinator_instructions import (
     CancelPlanning,
     ForgetPlan,
@@ -32,9 +32,11 @@ from bbgrap.control.coordinator_instructions import (
     StartRequest,
     StartStandby,
     ToAgent,
+    ToClient,
+    WriteChunk,
 )
 from bbgrap.planners.options import PlanOptions
-from bbgrap.protocol.client_messages import Ask, Failed, ModelFile, RunModel
+from bbgrap.protocol.client_messages import Ask, Failed, ModelChunk, ModelFile, RunModel, StillWorking
 from bbgrap.protocol.directions import TO_CLIENT, TO_COORDINATOR
 from bbgrap.protocol.faults import Fault
 from bbgrap.protocol.messages import Peer, Welcome
@@ -67,8 +69,8 @@ class Script:
 class House:
     """A server in a thread of its own, with all that it uses."""
 
-    def __init__(self, home, planners, inputs=None):
-        self.context, self.script, self.home = zmq.Context(), Script(), home
+    def __init__(self, home, planners, inputs=None, script=None):
+        self.context, self.script, self.home = zmq.Context(), script or Script(), home
         self.control, self.plane = ControlServer(self.context, "tcp://127.0.0.1:0"), TcpDataPlane("tcp://127.0.0.1:0", "127.0.0.1")
         self.models, self.folders, self.planners = ModelStore(home / "models"), ArtifactFolders(home / "plans"), planners
         self.storage = Storage(StateDatabase(home), self.folders)
@@ -111,9 +113,9 @@ class House:
         self.context.term()
 
 
-def in_house(tmp_path, act, command=None, inputs=None):
+def in_house(tmp_path, act, command=None, inputs=None, script=None):
     with PlanningQueues(command) if command else PlanningQueues() as planners:
-        house = House(tmp_path, planners, inputs)
+        house = House(tmp_path, planners, inputs, script)
         try:
             return act(house)
         finally:
@@ -227,6 +229,48 @@ def test_nobody_else_waits_while_large_inputs_of_a_sequence_are_written(tmp_path
         assert house.script.heard[1].message == request
 
     in_house(tmp_path, act, inputs=files)
+
+
+class ForgetfulScript(Script):
+    """A machine that knows of no call, and says so when it is asked."""
+
+    def handle(self, event, now):
+        said = super().handle(event, now)
+        if isinstance(event, FromPeer) and isinstance(event.message, Ask):
+            return [*said, ToClient(event.identity, StillWorking(event.message.calls, ()))]
+        return said
+
+
+def test_what_waits_for_the_disk_is_known(tmp_path, monkeypatch):
+    """Clients took it for lost, and blamed the network."""
+    files, turn = SlowFiles(tmp_path), threading.Event()
+    request = RunModel(1, "ab" * 32, 9.0, (), (bytes(LARGE_BYTES),), sequence=1)
+    write = ModelStore.write
+
+    def slowly(store, instruction):
+        assert turn.wait(WAIT_S)
+        return write(store, instruction)
+
+    def act(house):
+        def known():
+            client.send(TO_COORDINATOR.encode(Ask((1, 2, 3))))
+            answers = []
+            house.until(lambda: answers.append(client.receive()) or answers[-1])
+            return TO_CLIENT.decode(answers[-1]).known
+
+        with ControlClient(house.context, house.control.address) as client:
+            client.send(TO_COORDINATOR.encode(request))
+            assert known() == (1,)
+            identity = house.script.heard[0].identity
+            house.say(WriteChunk(identity, ModelChunk(2, "ab" * 32, 0, (b"piece",)), 10))
+            assert known() == (1, 2)
+            turn.set()
+            files.turn.set()
+            house.until(lambda: {type(event) for event in house.script.heard} >= {ChunkWritten})
+            house.until(lambda: known() == ())
+
+    monkeypatch.setattr(ModelStore, "write", slowly)
+    in_house(tmp_path, act, inputs=files, script=ForgetfulScript())
 
 
 class FullFiles(InputFiles):

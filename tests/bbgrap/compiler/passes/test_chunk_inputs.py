@@ -173,3 +173,25 @@ def test_what_search_looks_at_is_what_is_compiled():
     assert messages(looked_at) == messages(compiled_)
     assert work(looked_at) == work(compiled_)
     assert sum(messages(compiled_).values()) > 4
+
+
+def test_of_many_small_layers_few_stretches_are_looked_at():
+    def looked_at(layers: int) -> int:
+        builder, x = Builder("many", (1, 3, 1024, 1024)), "input"
+        for number in range(layers):
+            x = builder.act("Exp", x, f"exp{number}")
+        graph = builder.graph(x)
+        descriptions = all_descriptions(graph)
+        cluster = replace(Cluster.even(2), network=Network(GIGABIT))
+        program = optimize(compile_plan(make_plan(graph, cluster, PlanOptions(), descriptions), descriptions, instalments=False).initial)
+        asked: list[Apply] = []
+        narrow = narrower(graph, descriptions)
+
+        def counting(op, region):
+            asked.append(op)
+            return narrow(op, region)
+
+        ChunkInputs(Predictor(cluster), counting)(program)
+        return len(asked)
+
+    assert looked_at(200) < 3 * looked_at(100)
