@@ -43,8 +43,7 @@ class Story:
     def prepare(self, shape: Shape = FIRST, wait: bool = True) -> Mapping[str, Any]:
         """Ask for a plan; the report on who serves."""
         call = self.wire.call(lambda n: self.message(n, shape, wait))
-        self.wire.until_answered(call)
-        return json.loads(self.wire.answer(call).report)
+        return json.loads(self.wire.until_answered(call).report)
 
     def begin(self, shape: Shape) -> int:
         """Send a request; its call."""

@@ -5,7 +5,6 @@ from dataclasses import replace
 
 import pytest
 
-from bbgrap.control import coordinator_events as ce
 from bbgrap.control.blame import FIRST_QUARANTINE_S
 from bbgrap.control.request import Request
 from bbgrap.protocol import client_messages as c
@@ -14,13 +13,9 @@ from tests.bbgrap.control.tiny_plans import MODEL
 from tests.bbgrap.control.wire import prepare_message, ready_wire, standby_wire
 
 
-def say(wire, name, message):
-    wire.to_coordinator(ce.FromPeer(wire.coordinator.members.by_name[name].identity, message))
-
-
 def crashes(wire, name, variant):
     """The worker of an agent ends while it loads a variant."""
-    say(wire, name, m.WorkerLost(f"it crashed in {variant.epoch}", 0, 0, m.EndedBy.CRASH, variant.epoch))
+    wire.say(name, m.WorkerLost(f"it crashed in {variant.epoch}", 0, 0, m.EndedBy.CRASH, variant.epoch))
 
 
 def test_plans_of_a_model_that_have_answered_nothing_count_together():  # 2022492: six of them ended twelve workers, and others never loaded
@@ -43,8 +38,8 @@ def test_a_worker_that_ended_once_is_not_counted_twice():  # 50194: its control 
     wire = ready_wire("a", "b")
     (plan,) = wire.coordinator.planning.plans.values()
     lost = m.WorkerLost("out of memory", 0, 0, m.EndedBy.MEMORY, plan.variants[0].epoch)
-    say(wire, "a", lost)
-    say(wire, "a", lost)
+    wire.say("a", lost)
+    wire.say("a", lost)
     assert len(plan.deaths) == 1
     assert not plan.quarantine
 
@@ -55,7 +50,7 @@ def test_who_reads_of_a_worker_that_ended_learns_what_models_it_had(computes):
     (plan,) = wire.coordinator.planning.plans.values()
     (copy, *_), (variant, *_) = plan.standby.variants, plan.variants
     wire.told.clear()
-    say(wire, "a", m.WorkerLost("it ended", copy.epoch if computes else 0, 0, m.EndedBy.CRASH, variant.epoch))
+    wire.say("a", m.WorkerLost("it ended", copy.epoch if computes else 0, 0, m.EndedBy.CRASH, variant.epoch))
     owned = [f"epoch {epoch} is of {plan.called}" for epoch in ((copy.epoch, variant.epoch) if computes else (variant.epoch,))]
     assert f"the worker of agent 'a' ended: it ended; {'; '.join(owned)}" in wire.told
 
@@ -67,9 +62,9 @@ def test_what_wanted_memory_once_is_not_to_blame_for_a_crash_beside_it(before):
     wire.until_answered(wire.call(lambda n: c.PrepareModel(n, MODEL, {"x": (3, 2)}, wire.options)))
     computed, loaded = wire.coordinator.planning.plans.values()
     computed.is_proven = True
-    say(wire, "a", m.WorkerLost("it ended", 0, 0, before, loaded.variants[0].epoch))
+    wire.say("a", m.WorkerLost("it ended", 0, 0, before, loaded.variants[0].epoch))
     assert not loaded.quarantine
-    say(wire, "b", m.WorkerLost("it crashed", computed.variants[0].epoch, 77, m.EndedBy.CRASH, loaded.variants[0].epoch))
+    wire.say("b", m.WorkerLost("it crashed", computed.variants[0].epoch, 77, m.EndedBy.CRASH, loaded.variants[0].epoch))
     assert bool(loaded.quarantine) == (before is m.EndedBy.CRASH)
     assert not computed.quarantine
 
@@ -81,9 +76,9 @@ def test_what_crashes_again_when_it_is_loaded_alone_has_ended_the_worker_before_
     wire.until_answered(wire.call(lambda n: c.PrepareModel(n, MODEL, {"x": (3, 2)}, wire.options)))
     computed, loaded = wire.coordinator.planning.plans.values()
     computed.is_proven = True
-    say(wire, "a", m.WorkerLost("it ended", computed.variants[0].epoch, 77, ended_by, loaded.variants[0].epoch))
+    wire.say("a", m.WorkerLost("it ended", computed.variants[0].epoch, 77, ended_by, loaded.variants[0].epoch))
     assert not loaded.deaths
-    say(wire, "a", m.WorkerLost("it ended again", 0, 0, ended_by, loaded.variants[0].epoch))
+    wire.say("a", m.WorkerLost("it ended again", 0, 0, ended_by, loaded.variants[0].epoch))
     assert bool(loaded.quarantine) == (ended_by is m.EndedBy.CRASH)
     assert not computed.quarantine
     assert not computed.deaths
@@ -96,8 +91,8 @@ def ends_two_workers(wire):
         wire.deliver_all()
         (start,) = wire.started.values()
         (name,) = wire.nodes_of(start)
-        say(wire, name, m.WorkerLost("out of memory", start.epoch, start.request, m.EndedBy.MEMORY))
-        say(wire, name, m.Deployed(start.epoch, 0.0))
+        wire.say(name, m.WorkerLost("out of memory", start.epoch, start.request, m.EndedBy.MEMORY))
+        wire.say(name, m.Deployed(start.epoch, 0.0))
     wire.deliver_all()
     return wire.answer(call).reason
 
@@ -117,9 +112,7 @@ def test_what_has_answered_before_is_tried_again_after_a_while_longer_each_time(
         wire.deliver_all()
         assert "is not run again" in wire.answer(refused).reason
         wire.wait(1.5)
-        call = wire.run()
-        wire.until_answered(call)
-        assert isinstance(wire.answer(call), c.RunResult)
+        assert isinstance(wire.until_answered(wire.run()), c.RunResult)
         assert wire.coordinator.loading.by_epoch == loaded
 
 
@@ -130,7 +123,7 @@ def test_a_plan_is_not_tried_again_sooner_since_its_standby_is():
     plan.quarantine, plan.quarantine_ends = "it has ended workers twice", wire.now + 4 * FIRST_QUARANTINE_S
     ends = plan.quarantine_ends
     for request in (77, 78):
-        say(wire, "a", m.WorkerLost("it crashed", standby.variants[0].epoch, request, m.EndedBy.CRASH))
+        wire.say("a", m.WorkerLost("it crashed", standby.variants[0].epoch, request, m.EndedBy.CRASH))
     assert standby.quarantine
     assert (plan.quarantine, plan.quarantine_ends) == ("it has ended workers twice", ends)
 
@@ -141,9 +134,7 @@ def test_that_it_is_not_run_for_a_while_ends_with_the_coordinator():
     assert "is not run again" in ends_two_workers(wire)
     wire.restart_coordinator()
     wire.until_answered(wire.call(lambda n: replace(prepare_message(n, wire.options), wait=False)))
-    call = wire.run()
-    wire.until_answered(call)
-    assert isinstance(wire.answer(call), c.RunResult)
+    assert isinstance(wire.until_answered(wire.run()), c.RunResult)
 
 
 @pytest.mark.parametrize("answered", [False, True])
@@ -154,7 +145,7 @@ def test_loads_for_which_memory_is_missing_do_not_condemn_what_answers_elsewhere
     (standby,) = wire.coordinator.standbys.by_model.values()
     epoch = standby.variants[0].epoch
     for name in "ab":
-        say(wire, name, m.WorkerLost("out of memory", 0, 0, m.EndedBy.MEMORY, epoch))
+        wire.say(name, m.WorkerLost("out of memory", 0, 0, m.EndedBy.MEMORY, epoch))
     assert bool(standby.quarantine) != answered
 
 
@@ -170,10 +161,10 @@ def test_a_request_that_has_ended_one_worker_each_on_the_plan_and_its_standby_is
         (start,) = wire.started.values()
         epochs.append(start.epoch)
         name = wire.nodes_of(start)[0]
-        say(wire, name, m.WorkerLost("it crashed", start.epoch, start.request, m.EndedBy.CRASH))
+        wire.say(name, m.WorkerLost("it crashed", start.epoch, start.request, m.EndedBy.CRASH))
         for variant in plans[1].variants:
             if name in variant.parts:
-                say(wire, name, m.Deployed(variant.epoch, 0.0))
+                wire.say(name, m.Deployed(variant.epoch, 0.0))
     wire.deliver_all()
     assert [any(variant.epoch == epoch for variant in plan.variants) for plan, epoch in zip(plans, epochs, strict=True)] == [True, True]
     assert "has ended the workers of agents and is not run again: 'a': it crashed; 'a': it crashed" in wire.answer(call).reason
@@ -189,8 +180,8 @@ def test_a_request_is_not_kept_for_a_doubt_of_an_agent_that_is_gone():
     wire.deliver_all()
     (request,) = wire.started
     ended = m.WorkerLost("out of memory", computed.variants[0].epoch, request, m.EndedBy.MEMORY, loaded.variants[0].epoch)
-    say(wire, "a", ended)
-    say(wire, "a", m.Leave("for good"))
+    wire.say("a", ended)
+    wire.say("a", m.Leave("for good"))
     wire.until_answered(call)
     gc.collect()
     assert not [each for each in gc.get_objects() if isinstance(each, Request) and each.message.payload == (b"inputs of doubt",)]
@@ -206,16 +197,15 @@ def test_a_request_that_has_ended_a_worker_waits_for_that_agents_copy_rather_tha
     wire.deliver_all()
     (start,) = wire.started.values()
     assert start.epoch == over_both.epoch
-    say(wire, "a", m.WorkerLost("it crashed", start.epoch, start.request, m.EndedBy.CRASH))
-    say(wire, "a", m.Deployed(over_both.epoch, 0.0))
+    wire.say("a", m.WorkerLost("it crashed", start.epoch, start.request, m.EndedBy.CRASH))
+    wire.say("a", m.Deployed(over_both.epoch, 0.0))
     wire.deliver_all()
     assert over_both.is_ready
     assert not wire.started
-    say(wire, "a", m.Deployed(copy.epoch, 0.0))
+    wire.say("a", m.Deployed(copy.epoch, 0.0))
     wire.deliver_all()
     assert [again.epoch for again in wire.started.values()] == [copy.epoch]
-    wire.until_answered(call)
-    assert isinstance(wire.answer(call), c.RunResult)
+    assert isinstance(wire.until_answered(call), c.RunResult)
 
 
 def run_on_a_copy(wire, deadline_s):
@@ -229,9 +219,9 @@ def run_on_a_copy(wire, deadline_s):
     plan.serves = plan.is_proven = True
 
     def ends(agent, request):
-        say(wire, agent, m.WorkerLost("it crashed", start.epoch, request, m.EndedBy.CRASH))
+        wire.say(agent, m.WorkerLost("it crashed", start.epoch, request, m.EndedBy.CRASH))
         for variant in plan.variants:
-            say(wire, agent, m.Deployed(variant.epoch, 0.0))
+            wire.say(agent, m.Deployed(variant.epoch, 0.0))
 
     (name,) = wire.nodes_of(start)
     return call, start, ends, (name, *({"a", "b"} - {name}))
@@ -268,9 +258,7 @@ def test_a_request_that_has_ended_a_worker_does_not_wait_for_a_model_that_is_not
         assert "has ended a worker: this model, whole, has ended the workers of agents and is not run again" in wire.answer(call).reason
     else:
         assert not wire.answers.get(call)
-    innocent = wire.run()
-    wire.until_answered(innocent)
-    assert isinstance(wire.answer(innocent), c.RunResult)
+    assert isinstance(wire.until_answered(wire.run()), c.RunResult)
 
 
 def test_what_memory_was_missing_for_is_tried_again_after_a_while_for_whom_asks():
@@ -286,9 +274,7 @@ def test_what_memory_was_missing_for_is_tried_again_after_a_while_for_whom_asks(
         wire.wait(seconds + 1.0)
         assert not standby.quarantine
         assert not standby.variants  # nobody has asked
-    call = wire.run()
-    wire.until_answered(call)
-    assert isinstance(wire.answer(call), c.RunResult)
+    assert isinstance(wire.until_answered(wire.run()), c.RunResult)
     assert [tuple(variant.parts) for variant in standby.variants] == [("a",), ("b",)]
 
 
@@ -296,5 +282,5 @@ def test_what_has_ended_a_worker_otherwise_is_not_tried_again_though_memory_was_
     wire = standby_wire()
     (standby,) = wire.coordinator.standbys.by_model.values()
     for name, ended_by in (("a", m.EndedBy.MEMORY), ("b", m.EndedBy.CRASH)):
-        say(wire, name, m.WorkerLost("it ended", 0, 0, ended_by, standby.variants[0].epoch))
+        wire.say(name, m.WorkerLost("it ended", 0, 0, ended_by, standby.variants[0].epoch))
     assert standby.is_condemned

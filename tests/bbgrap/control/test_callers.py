@@ -36,8 +36,7 @@ def test_a_caller_hears_at_its_deadline_that_there_is_no_plan_yet():
     again = wire.prepare()
     wire.deliver_all()
     wire.carry_plan(plan_of(wire.jobs[-1]))
-    wire.until_answered(again)
-    assert isinstance(wire.answer(again), c.ModelPrepared)
+    assert isinstance(wire.until_answered(again), c.ModelPrepared)
 
 
 def test_callers_that_are_gone_are_forgotten_and_their_plans_with_them():

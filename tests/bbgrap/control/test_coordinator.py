@@ -68,9 +68,7 @@ def test_a_request_that_loses_its_agents_run_after_run_is_given_up_and_no_other(
     assert answer.fault is c.Fault.EXECUTION
     names = ", ".join(f"'{name}'" for name in lost)
     assert answer.reason.endswith(f"agents {names} were lost while it ran; it may be what ends them, so it is not run again")
-    other = wire.run()
-    wire.until_answered(other)
-    assert isinstance(wire.answer(other), c.RunResult)
+    assert isinstance(wire.until_answered(wire.run()), c.RunResult)
 
 
 def test_a_request_that_runs_again_keeps_its_deadline():
@@ -253,8 +251,7 @@ def test_requests_wait_for_agents_that_were_there_until_their_deadline():
     assert wire.answers[patient] == []
     assert wire.answer(hasty).reason.partition(": ")[2] == "its deadline of 3 s passed while it waited"
     wire.add_agent("a")
-    wire.until_answered(patient)
-    assert isinstance(wire.answer(patient), c.RunResult)
+    assert isinstance(wire.until_answered(patient), c.RunResult)
     assert len(wire.jobs) == 1
 
 

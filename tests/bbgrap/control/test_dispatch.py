@@ -40,9 +40,7 @@ def served(wire, count):
 
 
 def prepared(wire):
-    call = wire.prepare()
-    wire.until_answered(call)
-    answer = wire.answer(call)
+    answer = wire.until_answered(wire.prepare())
     assert isinstance(answer, c.ModelPrepared)
     return answer, json.loads(answer.report)
 
@@ -105,8 +103,7 @@ def test_variants_that_do_not_serve_make_room_before_a_plan_goes():
     for width in range(3, 3 + limit - 3):
         wire.now += 1
         call = wire.call(lambda n, width=width: c.PrepareModel(n, model, {"x": (width,)}, AUTO))
-        wire.until_answered(call)
-        assert isinstance(wire.answer(call), c.ModelPrepared)
+        assert isinstance(wire.until_answered(call), c.ModelPrepared)
     assert len(wire.coordinator.loading.of_member("a")) <= limit
     again, report = prepared(wire)
     assert again.epoch == first.epoch
@@ -122,8 +119,7 @@ def test_a_model_that_does_not_take_synthetic_inputs_is_prepared_all_the_same():
     ((number, start),) = wire.started.items()
     agent = next(agent for agent in wire.agents.values() if start.epoch in agent.loaded)
     wire.to_agent(agent, m.RequestFailed(start.epoch, number, "no such index"))
-    wire.until_answered(call)
-    assert "measured" not in json.loads(wire.answer(call).report)
+    assert "measured" not in json.loads(wire.until_answered(call).report)
     assert (start.epoch, number) in {drop for agent in wire.agents.values() for drop in agent.dropped}
     served(wire, 5)
 
@@ -134,9 +130,7 @@ def test_a_probe_without_an_end_does_not_hold_up_the_answer():
     reach(wire, "measuring")
     hung = dict(wire.started)
     wire.started.clear()
-    for _ in range(350):
-        wire.pass_time(0.1)
-        wire.settle()
+    wire.settle_for(35.0)
     assert isinstance(wire.answer(call), c.ModelPrepared)
     assert len(hung) == 1
 
@@ -148,8 +142,7 @@ def test_a_variant_that_cannot_be_loaded_is_left_out():
     (plan,) = wire.coordinator.planning.plans.values()
     variant = plan.variants[0]
     wire.to_coordinator(ce.FromPeer(wire.agent("a").identity, m.DeploymentFailed(variant.epoch, "no memory")))
-    wire.until_answered(call)
-    assert isinstance(wire.answer(call), c.ModelPrepared)
+    assert isinstance(wire.until_answered(call), c.ModelPrepared)
     assert served(wire, 3) == [ALONE] * 3
 
 
@@ -385,14 +378,10 @@ def test_an_agent_is_lost_in_any_state_and_everybody_gets_an_answer(state, lost,
     deliver_calls(wire)
     wire.crash(next(agent for agent in wire.agents.values() if agent.name == lost))
     wire.plan = planner
-    for _ in range(60):
-        wire.pass_time(0.1)
-        wire.settle()
+    wire.settle_for(6.0)
     assert all(len(wire.answers[call]) == 1 for call in calls)
     assert isinstance(wire.answer(calls[0]), c.ModelPrepared)
-    last = wire.run()
-    wire.until_answered(last)
-    assert isinstance(wire.answer(last), c.RunResult)
+    assert isinstance(wire.until_answered(wire.run()), c.RunResult)
 
 
 def reach(wire, state):

@@ -29,8 +29,7 @@ def prepare(wire, top, planner="widest", wait=True):
     """Prepare the model with so many largest elements, which are a plan and a standby of their own; returns who serves."""
     options = PlanOptions(planner=planner, top=(("y", top),))
     call = wire.call(lambda number: c.PrepareModel(number, MODEL, {"x": (2, 2)}, options, wait=wait))
-    wire.until_answered(call)
-    answer = wire.answer(call)
+    answer = wire.until_answered(call)
     assert isinstance(answer, c.ModelPrepared)
     return answer
 
@@ -42,8 +41,7 @@ def use(wire, top, planner="widest", wait=False):
     wire.deliver_all()
     (start,) = wire.started.values()
     names = tuple(peer.name for peer in wire.parts[start.epoch])
-    wire.until_answered(call)
-    assert isinstance(wire.answer(call), c.RunResult)
+    assert isinstance(wire.until_answered(call), c.RunResult)
     return names
 
 
@@ -193,8 +191,7 @@ def test_a_request_that_lost_the_plan_and_its_only_standby_runs_on_the_next_plan
     wire.crash(wire.agent("c"))
     key = prepare(wire, 1).plan
     call = wire.call(lambda number: c.RunModel(number, key, 30.0, (), ()))
-    wire.until_answered(call)
-    assert isinstance(wire.answer(call), c.RunResult)
+    assert isinstance(wire.until_answered(call), c.RunResult)
 
 
 def test_what_has_made_room_is_not_loaded_again_after_a_restart():

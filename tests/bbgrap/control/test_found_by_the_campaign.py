@@ -28,10 +28,6 @@ def link_breaks(wire, name):
     wire.to_coordinator(ce.HostLinkBroken(member.join.data_address))
 
 
-def say(wire, name, message):
-    wire.to_coordinator(ce.FromPeer(wire.coordinator.members.by_name[name].identity, message))
-
-
 def test_what_ends_a_worker_is_not_run_elsewhere_although_its_connection_breaks_before_its_nanny_speaks():
     wire = standby_wire()
     wire.run()
@@ -40,7 +36,7 @@ def test_what_ends_a_worker_is_not_run_elsewhere_although_its_connection_breaks_
     link_breaks(wire, name)
     wire.pass_time(0.1)
     assert not wire.started
-    say(wire, name, m.WorkerLost("the worker was ended by SIGFPE", start.epoch, start.request, ended_by=m.EndedBy.CRASH))
+    wire.say(name, m.WorkerLost("the worker was ended by SIGFPE", start.epoch, start.request, ended_by=m.EndedBy.CRASH))
     for _ in range(5):
         wire.pass_time(0.1)
         assert all(wire.parts[other.epoch] == wire.parts[start.epoch] for other in wire.started.values())
@@ -54,12 +50,10 @@ def test_the_second_worker_that_a_request_ends_is_the_last_one():
         start, (name,) = started(wire)
         if breaks_first:
             link_breaks(wire, name)
-        say(wire, name, m.WorkerLost("the worker was ended by SIGFPE", start.epoch, start.request, ended_by=m.EndedBy.CRASH))
-        for _ in range(5):
-            wire.pass_time(0.1)
-            wire.deliver_all()
+        wire.say(name, m.WorkerLost("the worker was ended by SIGFPE", start.epoch, start.request, ended_by=m.EndedBy.CRASH))
+        wire.wait(0.5)
         if breaks_first:
-            say(wire, name, m.Deployed(start.epoch, 0.0))
+            wire.say(name, m.Deployed(start.epoch, 0.0))
     assert "is not run again" in wire.answer(call).reason
 
 
@@ -69,7 +63,7 @@ def test_what_ran_on_a_worker_that_was_killed_runs_elsewhere_at_once():
     wire.deliver_all()
     start, (name,) = started(wire)
     link_breaks(wire, name)
-    say(wire, name, m.WorkerLost("the worker was ended by SIGKILL", start.epoch, start.request, ended_by=m.EndedBy.OUTSIDE))
+    wire.say(name, m.WorkerLost("the worker was ended by SIGKILL", start.epoch, start.request, ended_by=m.EndedBy.OUTSIDE))
     assert started(wire)[1] != (name,)
 
 
@@ -98,9 +92,9 @@ def test_an_agent_whose_worker_starts_anew_is_not_taken_for_unreachable(loads):
     wire = ready_wire("a", "b")
     epochs = set(wire.coordinator.loading.by_epoch)
     if loads:
-        say(wire, "a", m.WorkerLost("the worker was ended by SIGKILL", 0, 0, ended_by=m.EndedBy.OUTSIDE))
+        wire.say("a", m.WorkerLost("the worker was ended by SIGKILL", 0, 0, ended_by=m.EndedBy.OUTSIDE))
     wire.cut = {frozenset(("a", "b"))}
-    say(wire, "b", m.LinkBroken(wire.coordinator.members.by_name["a"].join.data_address, "reset"))
+    wire.say("b", m.LinkBroken(wire.coordinator.members.by_name["a"].join.data_address, "reset"))
     wire.deliver_all()
     assert bool(wire.coordinator.links.apart) != loads
     assert (epochs <= wire.coordinator.loading.by_epoch.keys()) == loads
@@ -112,14 +106,12 @@ def test_a_model_that_has_ended_two_workers_ends_none_after_the_coordinator_was_
     for _ in range(2):
         wire.deliver_all()
         start, (name,) = started(wire)
-        say(wire, name, m.WorkerLost("the worker was ended by SIGFPE", start.epoch, start.request, ended_by=m.EndedBy.CRASH))
-        say(wire, name, m.Deployed(start.epoch, 0.0))
+        wire.say(name, m.WorkerLost("the worker was ended by SIGFPE", start.epoch, start.request, ended_by=m.EndedBy.CRASH))
+        wire.say(name, m.Deployed(start.epoch, 0.0))
     wire.deliver_all()
     assert "is not run again" in wire.answer(call).reason
     wire.restart_coordinator()
-    for _ in range(30):
-        wire.pass_time(0.1)
-        wire.settle()
+    wire.settle_for(3.0)
     for shape in ((2, 2), (3, 2)):
         plan = wire.call(lambda n, shape=shape: replace(prepare_message(n, wire.options), shapes={"x": shape}, wait=True))
         wire.settle()
@@ -143,9 +135,7 @@ def test_a_variant_on_which_every_request_stalls_is_loaded_anew():
     broken = set(agent.loaded)
     agent.loaded -= broken  # the agent believes that it has them, and answers nothing
     call = wire.run(deadline_s=60.0)
-    for _ in range(200):
-        wire.pass_time(0.1)
-        wire.deliver_all()
+    wire.wait(20.0)
     wire.settle()
     assert isinstance(wire.answer(call), c.RunResult)
     assert not agent.loaded & before
@@ -160,7 +150,7 @@ def test_a_request_has_stalled_where_one_agent_is_idle_and_the_other_at_later_on
     for _ in range(OVERTAKEN + 10):
         wire.pass_time(0.1)
         wire.deliver_all()
-        say(wire, "a", m.Heartbeat(0, start.request + 1000, 0.05))  # of another model: never idle for long
+        wire.say("a", m.Heartbeat(0, start.request + 1000, 0.05))  # of another model: never idle for long
         wire.coordinator.members.by_name["a"].finished += 1
     assert any(text.startswith(f"request {start.request} of model") and "has stalled" in text for text in wire.told), wire.told
 
@@ -209,14 +199,11 @@ def test_what_has_answered_nothing_and_ended_a_worker_is_to_blame_for_the_next_o
     for loading in (0, 77):
         wire.deliver_all()
         start, (name,) = started(wire)
-        say(
-            wire,
+        wire.say(
             name,
             m.WorkerLost("the worker was ended by SIGFPE", start.epoch, start.request, ended_by=m.EndedBy.CRASH, loading=loading),
         )
-        for _ in range(5):
-            wire.pass_time(0.1)
-            wire.deliver_all()
+        wire.wait(0.5)
         if not loading:
-            say(wire, name, m.Deployed(start.epoch, 0.0))
+            wire.say(name, m.Deployed(start.epoch, 0.0))
     assert ["is not run again" in answer.reason for answer in wire.answers[call]] == ([] if answered else [True])

@@ -20,10 +20,6 @@ from tests.bbgrap.control.tiny_plans import MODEL, artifacts, whole
 from tests.bbgrap.control.wire import Wire, introduction, joined_wire, ready_wire
 
 
-def say(wire, name, message):
-    wire.to_coordinator(ce.FromPeer(wire.coordinator.members.by_name[name].identity, message))
-
-
 def told(wire, name):
     """What is on its way to an agent."""
     seen = []
@@ -52,21 +48,21 @@ def held_agent(epoch):
 def test_whoever_is_tried_is_told_again_whose_pings_to_answer():  # 300961: said while its control connection lost messages
     wire = ready_wire("a", "b")
     seen = told(wire, "b")
-    say(wire, "a", m.LinkBroken(wire.coordinator.members.by_name["b"].join.data_address, "reset"))
+    wire.say("a", m.LinkBroken(wire.coordinator.members.by_name["b"].join.data_address, "reset"))
     assert any(isinstance(message, m.AnswerPings) and "a" in {p.name for p in message.peers} for message in seen)
 
 
 def test_who_joins_again_hears_whom_it_tries():  # 37797272: said on a connection of before, it was tried anew four seconds later
     wire = ready_wire("a", "b")
     seen = told(wire, "b")
-    say(wire, "b", m.LinkBroken(wire.coordinator.members.by_name["a"].join.data_address, "reset"))
+    wire.say("b", m.LinkBroken(wire.coordinator.members.by_name["a"].join.data_address, "reset"))
     (asked,) = [message for message in seen if isinstance(message, m.TryLinks)]
     seen.clear()
-    say(wire, "b", replace(introduction("b"), holds=tuple(wire.coordinator.loading.by_epoch)))
+    wire.say("b", replace(introduction("b"), holds=tuple(wire.coordinator.loading.by_epoch)))
     assert asked in seen
-    say(wire, "b", m.LinksTried(asked.trial, ()))
+    wire.say("b", m.LinksTried(asked.trial, ()))
     seen.clear()
-    say(wire, "b", replace(introduction("b"), holds=tuple(wire.coordinator.loading.by_epoch)))
+    wire.say("b", replace(introduction("b"), holds=tuple(wire.coordinator.loading.by_epoch)))
     assert not any(isinstance(message, m.TryLinks) for message in seen)
 
 
@@ -106,11 +102,11 @@ def test_a_kernel_that_nobody_wants_is_told_of_until_it_ends():  # 311367: the o
     wire = ready_wire("a", "b")
     (epoch, *_) = wire.coordinator.loading.by_epoch
     seen = told(wire, "a")
-    say(wire, "a", m.Heartbeat(epoch, 999, 0.5, 1, 0))
+    wire.say("a", m.Heartbeat(epoch, 999, 0.5, 1, 0))
     assert not any(isinstance(message, m.Abandon) for message in seen)
     for gone in (epoch, 12345):
         wire.now += 2.0
-        say(wire, "a", m.Heartbeat(gone, 999, 2.0, 1, 0))
+        wire.say("a", m.Heartbeat(gone, 999, 2.0, 1, 0))
         assert isinstance(seen[-1], m.Abandon)
         assert (seen[-1].epoch, seen[-1].request) == (gone, 999)
 
@@ -134,9 +130,8 @@ def test_one_failed_load_refuses_nothing_that_has_no_standby():  # 300101: a wor
     (variant,) = wire.coordinator.loading.by_epoch.values()
     call = wire.run()
     wire.deliver_all()
-    say(wire, "a", m.DeploymentFailed(variant.epoch, "no memory"))
-    wire.until_answered(call)
-    assert isinstance(wire.answer(call), c.RunResult)
+    wire.say("a", m.DeploymentFailed(variant.epoch, "no memory"))
+    assert isinstance(wire.until_answered(call), c.RunResult)
 
 
 def test_what_waits_for_an_agent_that_is_away_keeps_nothing_else_from_loading():  # found by test_stateful
@@ -146,8 +141,7 @@ def test_what_waits_for_an_agent_that_is_away_keeps_nothing_else_from_loading():
     wire.offer()
     call = wire.prepare()
     wire.crash(wire.agent("a"))
-    wire.until_answered(call)
-    assert isinstance(wire.answer(call), c.ModelPrepared)
+    assert isinstance(wire.until_answered(call), c.ModelPrepared)
 
 
 def test_who_waits_is_answered_by_what_serves_when_the_newest_waits_for_an_agent():  # found by test_stateful
@@ -159,8 +153,7 @@ def test_who_waits_is_answered_by_what_serves_when_the_newest_waits_for_an_agent
     wire.add_agent("a")
     call = wire.prepare()
     wire.crash(wire.agent("a"))
-    wire.until_answered(call)
-    assert isinstance(wire.answer(call), c.ModelPrepared)
+    assert isinstance(wire.until_answered(call), c.ModelPrepared)
 
 
 def test_a_plan_whose_newest_job_made_room_serves_with_what_was_made_before():  # 301029: it was never timed, and never served
@@ -168,9 +161,7 @@ def test_a_plan_whose_newest_job_made_room_serves_with_what_was_made_before():  
     (plan,) = wire.coordinator.planning.plans.values()
     plan.serves, plan.timed, plan.latest = False, 0, plan.latest + 1000
     wire.coordinator.loading.touch(plan)
-    for _ in range(20):
-        wire.pass_time(0.1)
-        wire.settle()
+    wire.settle_for(2.0)
     assert plan.serving
 
 
@@ -203,8 +194,8 @@ def test_what_an_agent_was_never_told_to_load_is_said_again_although_its_worker_
     for seconds in (0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0, 4.5, RESEND_S + 0.1):
         wire.now = began + seconds
         for name in "ab":
-            say(wire, name, m.Heartbeat())
-        say(wire, "a", m.WorkerLost("it ended", 0, 0, m.EndedBy.OUTSIDE, 0))
+            wire.say(name, m.Heartbeat())
+        wire.say("a", m.WorkerLost("it ended", 0, 0, m.EndedBy.OUTSIDE, 0))
         wire.to_coordinator(ce.Tick())
     assert any(isinstance(message, m.Deploy) for message in seen)
 
@@ -223,12 +214,12 @@ def test_what_waits_goes_on_when_nothing_takes_unusually_long_any_more():  # 400
         for variant in variants:
             variant.usual_s = seconds
         for name in "ab" if beat is not None else ():
-            say(wire, name, beat)
+            wire.say(name, beat)
     wire.run()
     wire.deliver_all()
     assert not wire.started
     for name in "ab":
-        say(wire, name, m.Heartbeat(0, 0, 0.0, 2, 0))
+        wire.say(name, m.Heartbeat(0, 0, 0.0, 2, 0))
     assert wire.started
 
 
@@ -245,9 +236,7 @@ def use(wire, width):
         call = wire.call(lambda n: c.RunModel(n, key, 30.0, (), ()))
         wire.settle()
         assert isinstance(wire.answer(call), c.RunResult)
-    for _ in range(10):
-        wire.pass_time(0.1)
-        wire.settle()
+    wire.settle_for(1.0)
     return ask()
 
 
@@ -312,7 +301,7 @@ def test_what_an_agent_has_lost_is_loaded_again_although_nobody_heard_of_it():  
     variant = next(v for v in wire.coordinator.loading.by_epoch.values() if "a" in v.parts and not v.plan.is_standby)
     seen = told(wire, "a")
     held = [v.epoch for v in wire.coordinator.loading.of_member("a") if v is not variant]
-    say(wire, "a", replace(introduction("a"), holds=tuple(held)))
+    wire.say("a", replace(introduction("a"), holds=tuple(held)))
     assert not variant.is_ready
     assert [message.epoch for message in seen if isinstance(message, m.Deploy)] == [variant.epoch]
     wire.settle()
@@ -340,7 +329,7 @@ def test_a_heartbeat_about_a_run_that_has_ended_keeps_nobody_waiting():  # 20188
     wire.deliver_all()
     (running,) = wire.started
     for name in wire.nodes_of(start):
-        say(wire, name, m.Heartbeat(start.epoch, start.request, 9.0, 1, 0))
+        wire.say(name, m.Heartbeat(start.epoch, start.request, 9.0, 1, 0))
     assert list(wire.started) == [running]
 
 
@@ -404,7 +393,6 @@ def test_a_request_that_came_before_an_agent_is_not_void_there():  # 33010595: w
         carry(instruction)
 
     wire.carry_coordinator = watch
-    wire.until_answered(call)
-    assert isinstance(wire.answer(call), c.RunResult)
+    assert isinstance(wire.until_answered(call), c.RunResult)
     assert started
     assert min(started) > wire.coordinator.members.by_name["c"].first_request > 0

@@ -30,8 +30,7 @@ def large(job):
 
 def key_of(wire, width):
     call = wire.call(lambda n: c.PrepareModel(n, MODEL, {"x": (width, 2)}, AUTO, wait=False))
-    wire.until_answered(call)
-    return wire.answer(call).plan
+    return wire.until_answered(call).plan
 
 
 def run(wire, key, deadline_s=30.0):
@@ -43,15 +42,8 @@ def earn(wire, width):
     key = key_of(wire, width)
     for _ in range(EARNED):
         call = run(wire, key)
-        wire.until_answered(call)
-        assert isinstance(wire.answer(call), c.RunResult)
+        assert isinstance(wire.until_answered(call), c.RunResult)
     return key
-
-
-def let_go_on(wire, seconds):
-    for _ in range(round(10 * seconds)):
-        wire.pass_time(0.1)
-        wire.settle()
 
 
 def served_by(wire):
@@ -79,7 +71,7 @@ def test_copies_on_agents_that_are_stuck_answer_nothing_sooner():  # 68: a reque
     wire = joined_wire("a", "b", "c", options=AUTO)
     wire.plan = lambda job: ce.Planned(job.job, plan_of(replace(job, options=replace(AUTO, objective="throughput"))).variants[2:])
     wire.until_answered(wire.prepare())
-    let_go_on(wire, 1.0)
+    wire.settle_for(1.0)
     (standby,) = wire.coordinator.standbys.by_model.values()
     on = {name for variant in standby.variants for name in variant.parts}
     assert on == {"a", "b"}
@@ -95,7 +87,7 @@ def test_copies_on_agents_that_are_stuck_answer_nothing_sooner():  # 68: a reque
 def test_that_one_node_is_the_fastest_refuses_nothing():  # 316: its agent did not reach the coordinator for a while
     wire = ready_wire("a", options=AUTO)
     key = earn(wire, 3)
-    let_go_on(wire, 0.3)
+    wire.settle_for(0.3)
     assert ONE_NODE in wire.coordinator.planning.plans[key].failed.values()
     wire.cut = {frozenset(("a", COORDINATOR))}
     address = wire.coordinator.members.by_name["a"].join.data_address
@@ -106,8 +98,7 @@ def test_that_one_node_is_the_fastest_refuses_nothing():  # 316: its agent did n
     wire.wait(1.0)
     assert not wire.answers[call]
     wire.cut = set()
-    wire.until_answered(call)
-    assert isinstance(wire.answer(call), c.RunResult)
+    assert isinstance(wire.until_answered(call), c.RunResult)
 
 
 def test_a_further_shape_of_a_model_that_fits_no_node_is_planned_at_once():
@@ -115,8 +106,7 @@ def test_a_further_shape_of_a_model_that_fits_no_node_is_planned_at_once():
     wire.standby = large
     wire.until_answered(wire.prepare())
     call = run(wire, key_of(wire, 5))
-    wire.until_answered(call)
-    assert isinstance(wire.answer(call), c.RunResult)
+    assert isinstance(wire.until_answered(call), c.RunResult)
 
 
 def test_what_waits_for_another_plan_is_made_when_that_is_there():  # nobody asked for it again
@@ -127,7 +117,7 @@ def test_what_waits_for_another_plan_is_made_when_that_is_there():  # nobody ask
     (first,) = wire.jobs
     wire.plan = like
     wire.carry_plan(like(first))
-    let_go_on(wire, 1.5)
+    wire.settle_for(1.5)
     assert [job.bases for job in wire.jobs] == [(), (coordinator_instructions.Base(first.job, 0),)]
 
 
@@ -136,7 +126,7 @@ def test_what_was_searched_for_although_it_was_to_be_like_another_counts_as_such
     wire.plan = lambda job: ce.Planned(job.job, plan_of(job).variants[:1])
     for width in range(2, MAX_LOADED + 6):
         earn(wire, width)
-        let_go_on(wire, 0.5)
+        wire.settle_for(0.5)
     assert any(job.bases for job in wire.jobs)
     assert len(wire.coordinator.loading.by_epoch) <= MAX_LOADED + 1
 
@@ -146,7 +136,7 @@ def test_an_agent_keeps_what_the_coordinator_has_loaded_on_it():  # from the six
     wire.plan = like
     for width in range(2, 32):
         earn(wire, width)
-        let_go_on(wire, 0.3)
+        wire.settle_for(0.3)
     assert all(plan.serving for plan in wire.coordinator.planning.plans.values())
     for agent in wire.agents.values():
         assert agent.loaded == {variant.epoch for variant in wire.coordinator.loading.of_member(agent.name)}
@@ -156,7 +146,7 @@ def test_fewer_copies_than_agents_are_no_reason_to_plan_nothing_while_requests_c
     wire = joined_wire("a", "b", "c", options=AUTO)
     wire.plan = like
     earn(wire, 2)
-    let_go_on(wire, 1.0)
+    wire.settle_for(1.0)
     key = key_of(wire, 3)
     for _ in range(EARNED + 1):
         run(wire, key)
@@ -168,7 +158,7 @@ def test_the_newest_plan_stays_where_one_for_the_loss_of_an_agent_is_faster():  
     wire = joined_wire("a", "b", "c", options=AUTO)
     wire.standby, wire.plan = large, like
     earn(wire, 2)
-    let_go_on(wire, 2.0)
+    wire.settle_for(2.0)
     (plan,) = wire.coordinator.planning.plans.values()
     spare = min(variant.job for variant in plan.variants if variant.job > plan.latest)
     assert spare < max(variant.job for variant in plan.variants)

@@ -43,8 +43,7 @@ def test_a_plan_is_not_forgotten_while_its_standby_answers_a_request_of_it():
     for agent in list(wire.agents.values()):
         wire.crash(agent)
     wire.add_agent("c")
-    wire.until_answered(call)
-    assert isinstance(wire.answer(call), c.RunResult)
+    assert isinstance(wire.until_answered(call), c.RunResult)
     ask_for_another(wire)
     assert plan not in wire.coordinator.planning.plans.values()
     assert plan.job is None

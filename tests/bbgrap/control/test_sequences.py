@@ -139,9 +139,7 @@ def counters(*names, joinings=None):
 
 
 def total(wire, sequence, step, value):
-    call = wire.run_of(sequence, step, value)
-    wire.until_answered(call)
-    answer = wire.answer(call)
+    answer = wire.until_answered(wire.run_of(sequence, step, value))
     return int(bytes(answer.payload[0])) if isinstance(answer, c.RunResult) else answer.fault
 
 
@@ -155,8 +153,7 @@ def test_a_sequence_stays_where_its_state_is_and_nothing_is_loaded_for_it():
         (start,) = wire.started.values()
         homes.add(start.epoch)
         assert bool(start.before) == bool(step)
-        wire.until_answered(call)
-        assert int(bytes(wire.answer(call).payload[0])) == step + 1
+        assert int(bytes(wire.until_answered(call).payload[0])) == step + 1
     assert len(homes) == 1
     assert set(wire.coordinator.loading.by_epoch) == deployed
     assert len(wire.jobs) == 1
@@ -206,8 +203,7 @@ def test_a_large_state_that_is_on_its_way_again_is_waited_for():
     assert list(wire.started.values()) == [again]
     wire.wait(3.0)
     assert list(wire.started.values()) != [again], "32 MiB at 8 MiB/s"
-    wire.until_answered(call)
-    assert int(bytes(wire.answer(call).payload[0])) == (4 << 20) + 4
+    assert int(bytes(wire.until_answered(call).payload[0])) == (4 << 20) + 4
 
 
 def test_a_state_is_read_and_stays_as_it_is():
@@ -215,9 +211,7 @@ def test_a_state_is_read_and_stays_as_it_is():
     assert [total(wire, 1, step, 1) for step in range(3)] == [1, 2, 3]
 
     def read(step):
-        call = wire.read_of(1, step)
-        wire.until_answered(call)
-        answer = wire.answer(call)
+        answer = wire.until_answered(wire.read_of(1, step))
         return int(bytes(answer.payload[0])) if isinstance(answer, c.RunResult) else answer.fault
 
     assert [read(3), read(3), total(wire, 1, 3, 1), read(4)] == [3, 3, 4, 4]
@@ -272,8 +266,7 @@ def test_an_agent_without_room_for_one_state_ends_the_sequence_in_words():
     assert total(wire, 1, 0, 1) == 1
     wire.states = {agent.identity: SequenceStates(limit=0) for agent in wire.agents.values()}
     call = wire.run_of(1, 1, 1)
-    wire.until_answered(call)
-    assert wire.answer(call).fault is c.Fault.STATE_LOST
+    assert wire.until_answered(call).fault is c.Fault.STATE_LOST
     assert "sequence 1 of model" in wire.answer(call).reason
     assert MAX_LOSSES == 3
 
@@ -283,13 +276,11 @@ def test_inputs_that_nothing_takes_and_plans_without_state_are_refused():
     assert total(wire, 1, 0, 1) == 1
     key = plan_key(prepare_message(0, replace(OPTIONS, input_values="any")))
     call = wire.call(lambda n: c.RunModel(n, key, 1e6, (), (), sequence=1, step=1))
-    wire.until_answered(call)
-    assert wire.answer(call).fault is c.Fault.INPUT
+    assert wire.until_answered(call).fault is c.Fault.INPUT
     assert total(wire, 1, 1, 1) == 2
     wire.until_answered(wire.call(lambda n: prepare_message(n, PlanOptions())))
     call = wire.call(lambda n: c.RunModel(n, plan_key(prepare_message(n, PlanOptions(input_values="any"))), 1e6, (), (), sequence=2))
-    wire.until_answered(call)
-    assert "without state" in wire.answer(call).reason
+    assert "without state" in wire.until_answered(call).reason
 
 
 def test_forks_go_on_from_the_same_state_each_by_itself():

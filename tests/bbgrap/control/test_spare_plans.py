@@ -27,9 +27,7 @@ def large_wire(*names, plan=plan_of, wait=True):
     else:
         wire.call(lambda number: replace(prepare_message(number, AUTO), wait=False))
     wire.settle()
-    for _ in range(40):
-        wire.pass_time(0.1)
-        wire.settle()
+    wire.settle_for(4.0)
     return wire
 
 
@@ -46,8 +44,7 @@ def test_a_request_that_waits_for_a_plan_for_long_gets_one_over_those_that_are_l
         wire.pass_time(0.2)
         wire.deliver_all()
     wire.crash(wire.agent("c"))
-    wire.until_answered(call)
-    assert isinstance(wire.answer(call), c.RunResult)
+    assert isinstance(wire.until_answered(call), c.RunResult)
 
 
 @pytest.mark.parametrize("lost", ["a", "b", "c"])
@@ -58,9 +55,7 @@ def test_a_request_that_loses_an_agent_runs_on_the_plan_without_it_and_nothing_i
     call = wire.run()
     wire.deliver_all()
     wire.crash(next(agent for agent in wire.agents.values() if agent.name == lost))
-    for _ in range(10):
-        wire.pass_time(0.1)
-        wire.deliver_all()
+    wire.wait(1.0)
     wire.settle()
     assert isinstance(wire.answer(call), c.RunResult)
     assert {len(job.cluster.nodes) for job in wire.jobs[jobs:]} == {1}, "only the next loss is planned for"
@@ -74,9 +69,7 @@ def test_what_is_made_for_all_agents_and_for_each_loss_stays_over_one():
         if number == 15:
             wire.add_agent("c")
         wire.wait(1.0)
-        call = wire.run()
-        wire.until_answered(call)
-        assert isinstance(wire.answer(call), c.RunResult)
+        assert isinstance(wire.until_answered(wire.run()), c.RunResult)
     assert report(wire)["nodes_used"] == ["a", "b", "c"]
     assert {len(job.cluster.nodes) for job in wire.jobs[jobs:]} == {1}, "only the next losses were planned for"
 

@@ -192,8 +192,7 @@ def test_a_model_that_was_loaded_but_never_answered_takes_one_agent_after_a_rest
     wire.wait(1.0)
     assert {name for start in wire.started.values() for name in wire.nodes_of(start)} in ({"a"}, {"b"})
     for call in calls:
-        wire.until_answered(call)
-        assert isinstance(wire.answer(call), c.RunResult)
+        assert isinstance(wire.until_answered(call), c.RunResult)
 
 
 def test_what_has_ended_a_worker_is_not_tried_next_where_another_model_has_its_last_copy():
@@ -305,11 +304,7 @@ def test_a_standby_that_cannot_be_kept_for_now_is_made_again():
 
     wire.plan, wire.standby = full, full
     wire.call(lambda n: replace(prepare_message(n, wire.options), wait=False))
-    call = wire.run()
-    wire.until_answered(call)
-    assert wire.answer(call).fault is c.Fault.BUSY
+    assert wire.until_answered(wire.run()).fault is c.Fault.BUSY
     wire.standby = standby_of
     wire.wait(FIRST_AGAIN_S + 0.5)
-    call = wire.run()
-    wire.until_answered(call)
-    assert isinstance(wire.answer(call), c.RunResult)
+    assert isinstance(wire.until_answered(wire.run()), c.RunResult)

@@ -206,8 +206,7 @@ def test_what_the_standby_answers_counts_by_its_tensors():
     wire.wait(1.0)
     before = {(e.source, e.destination): e.bytes for e in told(wire).exchanges}
     call = wire.run(payload=(bytes(16),))
-    wire.until_answered(call)
-    answer, now = wire.answer(call), {(e.source, e.destination): e.bytes for e in told(wire).exchanges}
+    answer, now = wire.until_answered(call), {(e.source, e.destination): e.bytes for e in told(wire).exchanges}
     assert isinstance(answer, c.RunResult)
     assert before == {}
     assert now == {("a", COORDINATOR): sum(map(len, answer.payload)), (COORDINATOR, "a"): 16}

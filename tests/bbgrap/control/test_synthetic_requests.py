@@ -80,8 +80,7 @@ def test_a_proof_that_is_overdue_is_tried_again_also_where_the_worker_leaves_it(
     assert first in {number for agent in wire.agents.values() for _, number in agent.dropped}
     (second,) = wire.started
     assert second != first
-    wire.until_answered(call)
-    assert isinstance(wire.answer(call), c.ModelPrepared)
+    assert isinstance(wire.until_answered(call), c.ModelPrepared)
 
 
 def test_a_proof_takes_the_longer_the_slower_a_model_is_predicted_to_be():
@@ -90,8 +89,7 @@ def test_a_proof_takes_the_longer_the_slower_a_model_is_predicted_to_be():
     assert set(wire.started) == {number}
     wire.wait(2)
     assert number not in wire.started
-    wire.until_answered(call)
-    assert isinstance(wire.answer(call), c.ModelPrepared)
+    assert isinstance(wire.until_answered(call), c.ModelPrepared)
 
 
 def test_where_nobody_waits_one_agent_is_taken_for_a_short_proof_until_somebody_does():
@@ -107,8 +105,7 @@ def test_where_nobody_waits_one_agent_is_taken_for_a_short_proof_until_somebody_
     number = begun(wire)
     wire.wait(limit_s + 1)
     assert set(wire.started) == {number}
-    wire.until_answered(call)
-    assert isinstance(wire.answer(call), c.ModelPrepared)
+    assert isinstance(wire.until_answered(call), c.ModelPrepared)
 
 
 def test_a_proof_waits_for_state_on_its_way_and_is_repeated_if_that_is_lost(monkeypatch):
@@ -120,8 +117,7 @@ def test_a_proof_waits_for_state_on_its_way_and_is_repeated_if_that_is_lost(monk
     assert set(wire.started) == {number}
     wire.wait(stalls.UNAWAITED_STALLED_S + 2)
     assert number not in wire.started
-    wire.until_answered(call)
-    assert isinstance(wire.answer(call), c.ModelPrepared)
+    assert isinstance(wire.until_answered(call), c.ModelPrepared)
 
 
 def test_a_kernel_of_a_proof_that_is_taken_back_may_take_as_long_as_before():
@@ -145,9 +141,7 @@ def unplanned(wire, *names):
     wire.settle()
     wire.plan = lambda _: None
     wire.call(lambda n: replace(prepare_message(n, wire.options), wait=False))
-    for _ in range(5):
-        wire.pass_time(0.1)
-        wire.settle()
+    wire.settle_for(0.5)
     return wire
 
 
@@ -212,8 +206,7 @@ def test_nothing_is_made_up_for_a_model_that_has_run_into_a_deadline_unless_some
     second = wire.call(lambda n: prepare_message(n, wire.options))
     wire.deliver_all()
     assert wire.started, "the plan is waited for"
-    wire.until_answered(second)
-    assert wire.answer(second).agents == ("a", "b")
+    assert wire.until_answered(second).agents == ("a", "b")
 
 
 def test_requests_of_a_model_wait_for_its_proof_and_none_is_made_up_where_one_runs():
@@ -269,9 +262,7 @@ def test_a_plan_of_inputs_that_are_too_large_to_make_serves_without_having_been_
         assert not wire.started, "neither a proof nor a timing"
         wire.pass_time(0.1)
     assert "measured" not in json.loads(wire.answer(call).report)
-    served = wire.run()
-    wire.until_answered(served)
-    assert isinstance(wire.answer(served), c.RunResult)
+    assert isinstance(wire.until_answered(wire.run()), c.RunResult)
 
 
 def test_a_coordinator_that_comes_back_takes_no_agent_to_find_out_whether_a_model_ends():

@@ -13,15 +13,13 @@ from tests.bbgrap.control.tiny_plans import record_of
 from tests.bbgrap.control.wire import ready_wire, standby_wire
 
 
-def running(wire, **options):
+def running(wire):
     """Begin a recorded request whose host waits; return the call, the number and the epoch of it."""
-    call = wire.run(record=True, **options)
-    started = {}
+    call = wire.run(record=True)
     finish, wire.finish_requests = wire.finish_requests, lambda: False
     wire.settle()
     wire.finish_requests = finish
     ((number, start),) = wire.started.items()
-    started.update(wire.started)
     wire.started.clear()
     return call, number, start.epoch
 
@@ -119,7 +117,6 @@ def test_a_record_of_messages_with_a_device_that_is_not_there_is_refused_and_the
         wire.coordinator.handle(ce.FromPeer(first.identity, m.Recorded(epoch, number, strange)), wire.now)
     wire.to_agent(second, m.Recorded(epoch, number, record_of(1)))
     wire.to_coordinator(ce.RequestDone(number, (), (), record_of(2)))
-    wire.until_answered(call)
-    assert wire.answer(call).records == ()
+    assert wire.until_answered(call).records == ()
     (said,) = (told for told in wire.coordinator.handle(ce.FromPeer(b"reader", ReadStatus(1, 0)), wire.now))
     assert isinstance(said.message, Status)

@@ -12,8 +12,7 @@ def test_a_state_whose_inputs_are_not_kept_cannot_be_read_from_a_plan_over_sever
     monkeypatch.setattr(sequences, "MAX_KEPT_BYTES", 0)
     assert [total(wire, 1, step, 1) for step in range(3)] == [1, 2, 3]
     call = wire.read_of(1, 3)
-    wire.until_answered(call)
-    assert wire.answer(call).fault is c.Fault.EXECUTION
+    assert wire.until_answered(call).fault is c.Fault.EXECUTION
     assert "need all inputs since the first" in wire.answer(call).reason
     assert total(wire, 1, 3, 1) == 4
 
@@ -33,7 +32,6 @@ def test_a_state_that_is_half_made_anew_when_its_inputs_go_is_lost(is_cancelled)
         wire.tell(c.Cancel(call))
         call = wire.run_of(1, 4, 10)
     known._drop_inputs(sequence)
-    wire.until_answered(call)
-    assert wire.answer(call).fault is c.Fault.STATE_LOST
+    assert wire.until_answered(call).fault is c.Fault.STATE_LOST
     assert total(wire, 1, 4, 10) is c.Fault.STATE_LOST
     assert total(wire, 1, 0, 7) == 7

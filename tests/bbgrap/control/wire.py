@@ -141,12 +141,12 @@ class Wire:
         self.to_coordinator(ce.Tick())
         self.carry_client(self.client.tick(self.now))
 
-    def until_answered(self, call: int) -> None:
-        """Let things happen, and time pass where they wait for it, until a call is answered."""
+    def until_answered(self, call: int) -> c.FinalAnswer:
+        """Let things happen, and time pass where they wait for it, until a call is answered; return its answer."""
         for _ in range(300):
             self.settle()
             if self.answers[call]:
-                return
+                return self.answer(call)
             self.pass_time(0.1)
         raise AssertionError(f"call {call} is not answered")
 
@@ -156,9 +156,19 @@ class Wire:
             self.pass_time(0.1)
             self.deliver_all()
 
+    def settle_for(self, seconds: float) -> None:
+        """Let things happen for a while; requests finish."""
+        for _ in range(round(10 * seconds)):
+            self.pass_time(0.1)
+            self.settle()
+
     def nodes_of(self, start: coordinator_instructions.StartRequest) -> tuple[str, ...]:
         """Who works on a request."""
         return tuple(peer.name for peer in self.parts[start.epoch])
+
+    def say(self, name: str, message: m.AgentMessage) -> None:
+        """Have an agent's message arrive, whatever its machine would say."""
+        self.to_coordinator(ce.FromPeer(self.coordinator.members.by_name[name].identity, message))
 
     def agent(self, name: str) -> FakeAgent:
         """The living agent of that name."""
@@ -402,7 +412,5 @@ def standby_wire() -> Wire:
     wire = joined_wire("a", "b")
     wire.plan = lambda _: None
     wire.call(lambda n: replace(prepare_message(n, wire.options), wait=False))
-    for _ in range(5):
-        wire.pass_time(0.1)
-        wire.settle()
+    wire.settle_for(0.5)
     return wire
