@@ -3,13 +3,13 @@
 import os
 import socket
 import subprocess
-import time
 
 import numpy as np
 import pytest
 
 import bbgrap
 from bbgrap.errors import ClusterUnavailableError, UsageError
+from tests.waiting import until
 
 pytestmark = pytest.mark.cluster
 
@@ -35,14 +35,14 @@ def test_a_cluster_speaks_ipv6(tmp_path, monkeypatch):
 
     try:
         start("bbgrap-coordinator", "--bind", "tcp://[::1]:0", "--ready-file", ready)
-        until(ready.exists, tmp_path)
+        until(ready.exists, why=(tmp_path / "log").read_text)
         address = ready.read_text()
         assert address.startswith("tcp://[::1]:")
         for name in ("a", "b"):
             start("bbgrap-agent", "--join", address, "--name", name, "--threads", 1, "--profile", tmp_path / "speeds.yaml")
         monkeypatch.setenv("BBGRAP_COORDINATOR", address)
         with bbgrap.connect() as connection:
-            until(lambda: len(connection.nodes()) == 2, tmp_path)
+            until(lambda: len(connection.nodes()) == 2, why=(tmp_path / "log").read_text)
             assert all(node.address.startswith("tcp://[::1]:") for node in connection.nodes())
             session = bbgrap.InferenceSession("zoo:tiny", cluster=connection, planner="bbgrap", wait=True)
             (y,) = session.run(None, {"input": np.zeros((1, 3, 32, 32), np.float32)})
@@ -56,13 +56,6 @@ def test_a_cluster_speaks_ipv6(tmp_path, monkeypatch):
         for process in started:
             process.wait(30)
         log.close()
-
-
-def until(condition, folder):
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline, (folder / "log").read_text()
-        time.sleep(0.05)
 
 
 def test_without_an_address_there_must_be_one_in_the_environment(monkeypatch):

@@ -6,7 +6,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 
 import numpy as np
 import pytest
@@ -17,6 +16,7 @@ from bbgrap.transport.shared_memory import is_possible
 from tests.cluster import tiny
 from tests.cluster.strangers import mapped
 from tests.known_agents import known_cluster
+from tests.waiting import until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.skipif(not is_possible(), reason="this system has no sealed memory")]
 
@@ -43,11 +43,8 @@ def mappings(cluster):
     return mapped(cluster, "bbgrap-channel").get(cluster.processes["coordinator"].pid, 0)
 
 
-def wait(what, value):
-    deadline = time.monotonic() + 20
-    while what() != value:
-        assert time.monotonic() < deadline, f"expected {value}, got {what()}"
-        time.sleep(0.02)
+def wait_mappings(cluster, count):
+    until(lambda: mappings(cluster) == count, 20, lambda: f"expected {count}, got {mappings(cluster)}")
 
 
 def x_and_answer(seed=0):
@@ -57,7 +54,7 @@ def x_and_answer(seed=0):
 
 def test_large_tensors_take_it_and_are_exact(shared):
     memory = shared.connection._control.channel
-    wait(lambda: mappings(shared), 1)
+    wait_mappings(shared, 1)
     session = bbgrap.InferenceSession(tiny.model_bytes(), cluster=shared.connection, planner="bbgrap")
     kept = []
     for seed in range(6):
@@ -72,18 +69,18 @@ def test_large_tensors_take_it_and_are_exact(shared):
 
 
 def test_a_client_killed_while_its_requests_run_leaves_nothing(shared):
-    wait(lambda: mappings(shared), 1)
+    wait_mappings(shared, 1)
     session = bbgrap.InferenceSession(tiny.model_bytes(), cluster=shared.connection, planner="bbgrap")
     x, expected = x_and_answer()
     session.run(None, {"x": x})
     client = subprocess.Popen([sys.executable, "-c", CLIENT, shared.address], stdout=subprocess.PIPE, text=True)
     with client:
         assert client.stdout.readline() == "running\n"
-        wait(lambda: mappings(shared), 2)
+        wait_mappings(shared, 2)
         os.kill(client.pid, signal.SIGKILL)
     for _ in range(5):
         np.testing.assert_array_equal(session.run(None, {"x": x})[0], expected)
-    wait(lambda: mappings(shared), 1)
+    wait_mappings(shared, 1)
     assert all(process.poll() is None for process in shared.processes.values())
 
 
@@ -101,7 +98,7 @@ def test_without_it_everything_works_as_well_until_there_is_another_one(shared, 
         for _ in range(3):
             np.testing.assert_array_equal(session.run(None, {"x": x})[0], expected)
         assert connection._control.channel is not None
-    wait(lambda: mappings(shared), 1)
+    wait_mappings(shared, 1)
 
 
 @pytest.mark.faults
@@ -115,7 +112,7 @@ def test_a_client_has_one_again_after_its_coordinator_was_started_anew(tmp_path)
         for _ in range(3):
             np.testing.assert_array_equal(session.run(None, {"x": x})[0], expected)
         assert cluster.connection._control.channel is not None
-        wait(lambda: mappings(cluster), 1)
+        wait_mappings(cluster, 1)
 
 
 def test_garbage_on_it_harms_nobody(shared):

@@ -24,18 +24,11 @@ from bbgrap.transport.credentials import Credentials
 from bbgrap.transport.locks import ClientLock
 from tests.cluster import tiny
 from tests.known_agents import known_cluster
+from tests.waiting import until
 
 pytestmark = pytest.mark.cluster
 X = np.ones((8, 4), np.float32)
 WITHIN_S = 30
-
-
-def until(look, what, within_s=WITHIN_S):
-    deadline = time.monotonic() + within_s
-    while not (found := look()):
-        assert time.monotonic() < deadline, what
-        time.sleep(0.02)
-    return found
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +69,7 @@ def test_a_node_that_is_taken_back_ends_and_its_requests_run_elsewhere(cluster):
         time.sleep(0.2)
         began = time.monotonic()
         keys = cluster.connection.revoke_token("agent2")
-        until(lambda: {node.name for node in cluster.connection.nodes()} == {"agent0", "agent1"}, "it is still there", 1.0)
+        until(lambda: {node.name for node in cluster.connection.nodes()} == {"agent0", "agent1"}, 1.0)
         taken = time.monotonic() - began
         assert cluster.processes["agent2"].wait(WITHIN_S) == 1
         time.sleep(0.5)
@@ -143,11 +136,11 @@ def test_a_node_needs_its_token_once(cluster, tmp_path):
         with (tmp_path / "log").open("ab") as log:
             process = subprocess.Popen([*command, *options], stdin=subprocess.PIPE, stdout=log, stderr=log)
         try:
-            until(lambda: "fourth" in {node.name for node in cluster.connection.nodes()}, (tmp_path / "log").read_text())
+            until(lambda: "fourth" in {node.name for node in cluster.connection.nodes()}, why=(tmp_path / "log").read_text)
         finally:
             process.stdin.close()
             process.wait(WITHIN_S)
-        until(lambda: "fourth" not in {node.name for node in cluster.connection.nodes()}, "it has not left")
+        until(lambda: "fourth" not in {node.name for node in cluster.connection.nodes()})
 
     joined("--token-file", str(tmp_path / "token"))
     cluster.connection.revoke_token("hall")
@@ -167,10 +160,10 @@ def test_another_version_is_told_so(cluster):
     control = ControlClient(zmq.Context.instance(), cluster.address, lambda: Credentials().lock(cluster.address))
     header = msgpack.packb([PROTOCOL_VERSION + 1, "Hello", [1]])
     control.send([header])
-    frames = until(control.receive, "no answer")
+    frames = until(control.receive)
     assert f"speaks protocol {PROTOCOL_VERSION}, the other {PROTOCOL_VERSION + 1}" in TO_AGENT.decode(frames).reason
     control.send(TO_COORDINATOR.encode(ListTokens(2)))
-    assert until(control.receive, "no answer")
+    assert until(control.receive)
     control.close()
 
 

@@ -20,6 +20,7 @@ from tests.cluster import tiny
 from tests.cluster.conftest import local_cluster
 from tests.hostile_models import endless
 from tests.known_agents import known_cluster
+from tests.waiting import until
 
 pytestmark = pytest.mark.cluster
 
@@ -80,9 +81,7 @@ def test_files_of_weights_that_are_damaged_end_no_request_and_no_model(tmp_path)
         for _ in range(3):
             np.testing.assert_array_equal(session.run(None, {"x": rows(8)})[0], tiny.expected(rows(8)))
             # One worker may still answer while the files that ended the other one are removed: then they are brought again.
-            while not (files := list(tmp_path.rglob("*.npy"))):
-                time.sleep(0.01)
-            for file in files:
+            for file in until(lambda: list(tmp_path.rglob("*.npy"))):
                 os.truncate(file, 200)
             # As the system ends who reads a page of a file that is gone.
             for name in ("agent0", "agent1"):
@@ -144,9 +143,7 @@ def test_agents_and_sessions_survive_a_new_coordinator(fresh):
     session.run(None, {"x": x})
     fresh.kill("coordinator")
     fresh.start_coordinator()
-    deadline = time.monotonic() + 10
-    while len(fresh.connection.nodes()) < 2 and time.monotonic() < deadline:
-        time.sleep(0.05)
+    until(lambda: len(fresh.connection.nodes()) == 2)
     (y,) = session.run(None, {"x": x})
     np.testing.assert_array_equal(y, tiny.expected(x))
 

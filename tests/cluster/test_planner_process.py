@@ -1,7 +1,6 @@
 """The planners' processes beside a real coordinator: what happens to them does not happen to requests."""
 
 import threading
-import time
 
 import numpy as np
 import psutil
@@ -11,6 +10,7 @@ import bbgrap
 from bbgrap.planners.options import PlanOptions
 from bbgrap.zoo import materialize
 from tests.known_agents import known_cluster, planners_of
+from tests.waiting import until
 
 pytestmark = pytest.mark.cluster
 
@@ -33,8 +33,7 @@ def test_requests_are_answered_while_it_stands_still_and_after_its_death(tmp_pat
         planner.suspend()
         thread = threading.Thread(target=plan_another)
         thread.start()
-        while set(cluster.logs.glob("state/plans/*")) == before:
-            time.sleep(0.01)
+        until(lambda: set(cluster.logs.glob("state/plans/*")) != before)
         for _ in range(20):
             np.testing.assert_array_equal(session.run(None, {"input": x})[0], expected)
         planner.kill()

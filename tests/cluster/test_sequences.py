@@ -1,7 +1,5 @@
 """Sequences on real processes: what plain onnxruntime answers with its state in memory, whoever is lost meanwhile."""
 
-import time
-
 import numpy as np
 import pytest
 
@@ -9,6 +7,7 @@ import bbgrap
 from bbgrap.errors import PlanError, StateLostError, UsageError
 from tests.known_agents import known_cluster
 from tests.sequence_models import HEADS, SIZE, WIDTH, Alone, begun, bfloat16_sum, counter, decoder, found_places, lstm
+from tests.waiting import until
 
 pytestmark = pytest.mark.cluster
 MANY, STEPS = 8, 6
@@ -84,7 +83,7 @@ def test_a_cache_that_grows_plans_nothing_and_deploys_nothing(tmp_path):
 
         def count(step):
             if step == 1:
-                wait_until(lambda: len(session.plan.report["standby"]) == 2)
+                until(lambda: len(session.plan.report["standby"]) == 2)
                 before.extend(loaded())
 
         interleaved(session, decoder(), words, EMPTY, count)
@@ -101,13 +100,6 @@ def test_a_request_of_another_length_takes_its_sequence_to_the_standby(three):
         for count in (5, 1, 1, 3, 1, 2):
             feed = {"input_ids": random.integers(0, 50, (1, count))}
             np.testing.assert_allclose(sequence.run(None, feed)[0], alone.run(feed)[0], rtol=1e-5, atol=1e-5)
-
-
-def wait_until(condition):
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 @pytest.mark.broad

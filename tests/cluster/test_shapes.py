@@ -1,7 +1,6 @@
 """Further shapes of a model with real processes: answered at once, and divided once they came back, of what is there already."""
 
 import re
-import time
 
 import numpy as np
 import onnxruntime as ort
@@ -13,6 +12,7 @@ from bbgrap.control.planning import EARNED
 from bbgrap.zoo import build
 from tests.free_models import save_free
 from tests.known_agents import known_cluster
+from tests.waiting import until
 
 pytestmark = pytest.mark.cluster
 
@@ -41,9 +41,7 @@ def test_shapes_are_answered_at_once_and_divided_when_they_come_back(tmp_path):
         """Send requests until a plan over both agents serves, and one more; whom that came from."""
         for _ in range(EARNED):
             run(session, height, width)
-        deadline = time.monotonic() + 60
-        while session.plan.report["serving"] == "standby" and time.monotonic() < deadline:
-            time.sleep(0.05)
+        until(lambda: session.plan.report["serving"] != "standby")
         report = run(session, height, width)
         assert report["serving"] != "standby", report
         assert report["nodes_used"] == list(AGENTS)

@@ -1,7 +1,5 @@
 """Machines with little room on disk: `--state-size` and `--cache-size`, by real processes."""
 
-import time
-
 import numpy as np
 import onnxruntime as ort
 import pytest
@@ -9,6 +7,7 @@ import pytest
 import bbgrap
 from benchmarks.machines import COORDINATOR, machines_at
 from benchmarks.tasks import matrix_model
+from tests.waiting import until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.faults]
 
@@ -44,7 +43,4 @@ def test_models_that_have_no_room_on_disk_answer_all_the_same(tmp_path):
         machines.wait_coordinator()
         machines.start("a")
         all_answer()
-        until = time.monotonic() + 10.0
-        while bytes_of(machines.folder("a"), "**/*.npy") > MIB and time.monotonic() < until:
-            time.sleep(0.1)
-        assert bytes_of(machines.folder("a"), "**/*.npy") <= MIB
+        until(lambda: bytes_of(machines.folder("a"), "**/*.npy") <= MIB, 10)

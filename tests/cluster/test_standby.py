@@ -14,6 +14,7 @@ import bbgrap
 from bbgrap.zoo import materialize
 from benchmarks.tasks import killer_model
 from tests.known_agents import known_cluster, planners_of
+from tests.waiting import until
 
 pytestmark = pytest.mark.cluster
 
@@ -54,11 +55,10 @@ def free_model():
 
 
 def wait_for_plan(session, x):
-    deadline = time.monotonic() + 60
-    while session.plan.report["serving"] in {"standby", "nobody yet"}:
-        assert time.monotonic() < deadline, session.plan.report
-        session.run(None, {"input": x})
-        time.sleep(0.05)  # plans give way to requests
+    def serves():
+        return session.run(None, {"input": x}) and session.plan.report["serving"] not in {"standby", "nobody yet"}
+
+    until(serves, why=lambda: session.plan.report, every_s=0.05)  # plans give way to requests
     return session.plan
 
 
@@ -112,8 +112,7 @@ class Clients:
     def __enter__(self):
         for thread in self.threads:
             thread.start()
-        while not self.times:
-            time.sleep(0.01)
+        until(lambda: self.times)
         return self
 
     def __exit__(self, *_):
@@ -121,22 +120,22 @@ class Clients:
         for thread in self.threads:
             thread.join()
 
+    def twenty_more(self, why):
+        answered = len(self.times)
+        until(lambda: len(self.times) >= answered + 20, 30, lambda: why)
+
 
 @pytest.mark.faults
 def test_no_request_fails_whoever_is_lost(losing):
     with Clients(losing) as clients:
         for name in ("agent0", "agent1", "agent2", "coordinator"):
-            answered = len(clients.times)
             losing.kill(name)
             time.sleep(0.5)
             if name == "coordinator":
                 losing.start_coordinator()
             else:
                 losing.add_agent(name)
-            deadline = time.monotonic() + 30
-            while len(clients.times) < answered + 20 and time.monotonic() < deadline:
-                time.sleep(0.02)
-            assert len(clients.times) >= answered + 20, f"nobody is answered any more after the loss of {name}"
+            clients.twenty_more(f"nobody is answered any more after the loss of {name}")
     assert clients.faults == []
 
 
@@ -161,15 +160,9 @@ def test_a_model_that_ends_workers_ends_two_and_no_agent_and_no_request_of_other
         assert session.run(None, {"x": seven, "d": two})[0].tolist() == [3, 3, 3, 3]
         with pytest.raises(bbgrap.ExecutionError, match=r"has ended the workers of agents and is not run again: .*SIGFPE"):
             session.run(None, {"x": least, "d": minus})
-        answered, deadline = len(clients.times), time.monotonic() + 30
-        while len(clients.times) < answered + 20 and time.monotonic() < deadline:
-            time.sleep(0.02)
-        assert len(clients.times) >= answered + 20
+        clients.twenty_more("nobody is answered any more")
     assert clients.faults == []
     # Two workers have ended; their agents join again with new ones, in their own time.
-    everyone, deadline = {"agent0", "agent1", "agent2"}, time.monotonic() + 30
-    while {node.name for node in losing.connection.nodes()} != everyone and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert {node.name for node in losing.connection.nodes()} == everyone
+    until(lambda: {node.name for node in losing.connection.nodes()} == {"agent0", "agent1", "agent2"}, 30)
     with pytest.raises(bbgrap.ExecutionError, match="is not run again"):
         session.run(None, {"x": seven, "d": two})

@@ -44,6 +44,7 @@ from tests.cluster.strangers import (
     state_of,
 )
 from tests.known_agents import known_cluster
+from tests.waiting import until
 
 pytestmark = pytest.mark.cluster
 unchanged = pytest.mark.usefixtures("nothing_changes")
@@ -310,8 +311,7 @@ def test_the_traffic_of_an_inference_is_secret_and_cannot_be_repeated(apart, tmp
         known.asks(3)
         if anew:
             cluster.kill("agent1")
-            while len(cluster.connection.nodes()) > 1:
-                time.sleep(0.05)
+            until(lambda: len(cluster.connection.nodes()) == 1)
             shutil.rmtree(weights)
             cluster.add_agent("agent1")
             settle(cluster)

@@ -9,10 +9,11 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 import pytest
+
+from tests.waiting import until
 
 ROOT = Path(__file__).parents[2]
 BIN = Path(sys.executable).parent
@@ -29,15 +30,6 @@ def needs(**packages):
     if missing := [f"{program} (Debian's package {packages[program]})" for program, path in found.items() if path is None]:
         pytest.skip(f"there is no {', '.join(missing)}")
     return found
-
-
-def wait_for(condition, within_s=60.0, why=lambda: ""):
-    """Wait until something holds, and return what it says."""
-    deadline = time.monotonic() + within_s
-    while not (result := condition()):
-        assert time.monotonic() < deadline, why()
-        time.sleep(0.1)
-    return result
 
 
 def free_port(host="127.0.0.1"):
@@ -80,7 +72,7 @@ class Client:
 
     def wait_for_answers(self, further=5, within_s=120.0, why=lambda: ""):
         enough = self.answers + further
-        wait_for(lambda: self.answers >= enough, within_s, why)
+        until(lambda: self.answers >= enough, within_s, why)
 
     def stop(self):
         (self.folder / "stop").touch()

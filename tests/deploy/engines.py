@@ -1,8 +1,7 @@
 """What the tests of Ray and Dask share: requests that go on while nodes come and go, and looks for processes that are left."""
 
 import threading
-import time
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -14,17 +13,13 @@ import bbgrap
 from bbgrap.engine.spread import ReferenceAnswers
 from bbgrap.launching.engine_cluster import EngineCluster
 from bbgrap.zoo import materialize
+from tests.waiting import until
 
 START_S = 240.0
 """How long a cluster may take to start: several suites may run on the machine."""
 
-
-def wait_for(condition: Callable[[], object], within_s: float = 400.0) -> None:
-    """Wait until something holds."""
-    deadline = time.monotonic() + within_s
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.2)
+wait_for = partial(until, within_s=400.0, every_s=0.2)
+"""Nodes come and go slowly, and a look at all processes takes time."""
 
 
 def agents_of(address: str) -> list[psutil.Process]:

@@ -27,6 +27,7 @@ from bbgrap.report.svg import milliseconds
 from bbgrap.report.trace import timeline_of
 from bbgrap.zoo import materialize
 from tests.serving.clients import binary_body
+from tests.waiting import until
 
 playwright = pytest.importorskip("playwright.sync_api")
 pytestmark = [
@@ -255,13 +256,6 @@ def test_a_plan_whose_pictures_do_not_come_says_why(page):
     page.wait_for_selector("#layers svg")
     assert "no pictures" not in page.locator("#recorded").inner_text()
     page.wrong[:] = [said for said in page.wrong if "404" not in said]  # the browser's own lines
-
-
-def until(wanted):
-    deadline = time.monotonic() + WITHIN_MS / 1e3
-    while not wanted():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 @pytest.mark.usefixtures("at_work")

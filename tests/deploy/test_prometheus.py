@@ -5,7 +5,6 @@ import shutil
 import socket
 import subprocess
 import threading
-import time
 import urllib.error
 import urllib.parse
 import urllib.request
@@ -22,6 +21,7 @@ from bbgrap.observing.metrics import CONTENT_TYPE, exposition
 from bbgrap.serving.statistics import Statistics
 from bbgrap.serving.triton_metrics import triton_metrics
 from tests.bbgrap.observing.statuses import STATUS
+from tests.waiting import until
 
 pytestmark = [
     pytest.mark.deploy,
@@ -109,12 +109,8 @@ def work(cluster, address) -> None:
     feed = {"input": np.zeros((1, 3, 32, 32), np.float32)}
     session.run(None, feed)
     session.trace(feed, 1)
-    deadline = time.monotonic() + 60
     seen = 'min(count_over_time(bbgrap_exchange_bytes_total[1m])) > 3 and sum(rate(bbgrap_requests_total{outcome="done"}[10s])) > 0'
-    while not query(address, seen):
-        assert time.monotonic() < deadline
-        session.run(None, feed)
-        time.sleep(0.05)
+    until(lambda: session.run(None, feed) and query(address, seen))
 
 
 def query(address, expression):

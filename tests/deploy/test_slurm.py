@@ -6,7 +6,8 @@ import sys
 
 import pytest
 
-from tests.deploy.conftest import BIN, CODE, ROOT, Client, free_port, needs, wait_for
+from tests.deploy.conftest import BIN, CODE, ROOT, Client, free_port, needs
+from tests.waiting import until
 
 pytestmark = [pytest.mark.deploy, pytest.mark.timeout(600)]
 
@@ -45,7 +46,7 @@ def slurm(short, processes):
             processes.append(subprocess.Popen(command, stdout=log, stderr=log, env=environment))
 
     start("munged", *munge)
-    wait_for(lambda: (short / "munge" / "socket").exists(), why=(short / "munged.log").read_text)
+    until(lambda: (short / "munge" / "socket").exists(), why=(short / "munged.log").read_text)
     start("ctld", found["slurmctld"], "-D", "-f", short / "slurm.conf")
     for name in ("n1", "n2"):
         start(name, found["slurmd"], "-D", "-N", name, "-f", short / "slurm.conf")
@@ -55,10 +56,10 @@ def slurm(short, processes):
         return (done.stdout + done.stderr).strip()
 
     logs = lambda: run("sinfo", "-N") + "".join((short / f"{name}.log").read_text()[-2000:] for name in ("ctld", "n1", "n2"))  # noqa: E731
-    wait_for(lambda: run("sinfo", "-h", "-N", "-t", "idle", "-o", "%N").split() == ["n1", "n2"], why=logs)
+    until(lambda: run("sinfo", "-h", "-N", "-t", "idle", "-o", "%N").split() == ["n1", "n2"], why=logs)
     yield run
     run("scancel", "--user", "root")
-    wait_for(lambda: not run("squeue", "-h"), why=lambda: run("squeue"))
+    until(lambda: not run("squeue", "-h"), why=lambda: run("squeue"))
 
 
 def test_a_job_serves_loses_a_node_without_a_failed_request_and_leaves_nothing(slurm, short):
@@ -91,11 +92,11 @@ def test_a_job_serves_loses_a_node_without_a_failed_request_and_leaves_nothing(s
     steps = slurm("squeue", "-h", "--steps", "-o", "%i %j").splitlines()
     (lost,) = (line.split()[0] for line in steps if line.endswith("agent-n2"))
     slurm("scancel", "--signal=KILL", lost)
-    wait_for(lambda: "agent on n2 ended; it is started again" in log(), why=log)
+    until(lambda: "agent on n2 ended; it is started again" in log(), why=log)
     client.wait_for_answers(20, why=log)
-    wait_for(lambda: any(line.endswith("agent-n2") for line in slurm("squeue", "-h", "--steps", "-o", "%i %j").splitlines()), why=log)
+    until(lambda: any(line.endswith("agent-n2") for line in slurm("squeue", "-h", "--steps", "-o", "%i %j").splitlines()), why=log)
     client.stop()
-    wait_for(lambda: not slurm("squeue", "-h"), 120, log)
+    until(lambda: not slurm("squeue", "-h"), 120, log)
     verdict = client.verdict()
     assert (verdict["failures"], verdict["verified"], verdict["nodes"]) == ([], True, 2), verdict
     assert [path for path in (short / "tmp").rglob("*") if path.is_file()] == []

@@ -10,7 +10,8 @@ import psutil
 import pytest
 import yaml
 
-from tests.deploy.conftest import BIN, CODE, ROOT, USER, Client, free_port, needs, wait_for
+from tests.deploy.conftest import BIN, CODE, ROOT, USER, Client, free_port, needs
+from tests.waiting import until
 
 pytestmark = [pytest.mark.deploy, pytest.mark.timeout(600)]
 ADDRESSES = {"left": "127.0.0.2", "right": "127.0.0.3"}
@@ -106,7 +107,7 @@ def test_a_cluster_is_started_serves_loses_an_agent_gets_it_again_and_ends(up, s
     assert {state["process"] for state in up("--json").values()} == {"runs"}  # nothing is started twice
     os.killpg(started["right"]["pid"], signal.SIGKILL)
     client.wait_for_answers()
-    lost = wait_for(lambda: (seen := up("status", "--json", status=1))["right"]["cluster"] == "" and seen)
+    lost = until(lambda: (seen := up("status", "--json", status=1))["right"]["cluster"] == "" and seen)
     assert (lost["right"]["process"], lost["left"]["process"], lost["left"]["cluster"]) == ("ended", "runs", "alive")
     assert "data plane" in "\n".join(lost["right"]["log"])
     assert "its process ended" in up("status", status=1)
@@ -162,7 +163,7 @@ def test_a_log_is_followed_until_whoever_looks_goes_away(up, short):
         assert [process for process in of_cluster(short) if process.name() == "tail"]
         watcher.send_signal(signal.SIGINT)
         watcher.communicate(timeout=30)
-    wait_for(lambda: not [process for process in of_cluster(short) if process.name() == "tail"])
+    until(lambda: not [process for process in of_cluster(short) if process.name() == "tail"])
 
 
 def test_agents_join_a_coordinator_that_runs_already(up, short, hosts):

@@ -4,7 +4,6 @@ import os
 import shlex
 import signal
 import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,6 +20,7 @@ from bbgrap.zoo.builder import Builder
 from tests.bbgrap.cli.models import write_model
 from tests.docs.documents import ROOT
 from tests.sequence_models import decoder
+from tests.waiting import until
 
 HEAD = "tcp://192.168.1.10:7070"
 """The coordinator's address in the documents."""
@@ -95,12 +95,12 @@ def address(folder, environment) -> Iterator[str]:
 
     try:
         start(COORDINATOR, "tcp://127.0.0.1:0", "--ready-file ready")
-        await_(lambda: (folder / "ready").exists())
+        until(lambda: (folder / "ready").exists())
         where = (folder / "ready").read_text()
         for name, command in AGENTS.items():
             start(command, where, f"--threads 1 --profile {name}.profile.yaml")
         with connect(where) as connection:
-            await_(lambda: len(connection.nodes()) == 2)
+            until(lambda: len(connection.nodes()) == 2)
             connection.create_token("guest", "reader")
         yield where
     finally:
@@ -108,10 +108,3 @@ def address(folder, environment) -> Iterator[str]:
             process.send_signal(signal.SIGTERM)
         for process in started:
             assert process.wait(10) == 0
-
-
-def await_(condition) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)

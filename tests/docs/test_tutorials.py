@@ -17,9 +17,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.docs.conftest import await_
 from tests.docs.documents import Document, documents
 from tests.serving.judges.test_judges import environment
+from tests.waiting import until
 
 TUTORIALS = {Path(document.name).stem: document for document in documents() if document.is_tutorial}
 
@@ -86,7 +86,7 @@ class Reader:
         with log.open("wb") as said:
             if ready is not None:
                 self.started.append(subprocess.Popen(shlex.split(line), cwd=self.folder, env=home, stdout=said, stderr=said))
-                await_(lambda: ready in log.read_text() or self.started[-1].poll() is not None)
+                until(lambda: ready in log.read_text() or self.started[-1].poll() is not None)
                 assert ready in log.read_text(), log.read_text()
             elif line:
                 done = subprocess.run(shlex.split(line), cwd=self.folder, env=home, stdout=said, stderr=said, timeout=600, check=False)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+
+from tests.waiting import until
 
 pytestmark = [pytest.mark.network, pytest.mark.timeout(180)]
 HOSTS = {"bbgrap-a": "10.77.0.1", "bbgrap-b": "10.77.0.2"}
@@ -81,10 +82,7 @@ def agent(host: str, name: str, keys: Path, *words: str) -> subprocess.Popen[byt
 
 
 def await_(condition: Callable[[], bool], logs: Path) -> None:
-    deadline = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < deadline, "\n".join(log.read_text() for log in logs.glob("*.log"))
-        time.sleep(0.3)
+    until(condition, 30, lambda: "\n".join(log.read_text() for log in logs.glob("*.log")), every_s=0.3)
 
 
 def submit(host: str, keys: Path, planner: str = "bbgrap") -> str:

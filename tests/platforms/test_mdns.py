@@ -3,9 +3,10 @@
 import json
 import os
 import subprocess
-import time
 
 import pytest
+
+from tests.waiting import until
 
 pytestmark = pytest.mark.platforms
 
@@ -21,21 +22,14 @@ def test_an_agent_and_a_client_find_the_coordinator_that_announces_itself(tmp_pa
     try:
         place = ("--bind", "tcp://127.0.0.1:0", "--state-dir", str(tmp_path / "state"), "--ready-file", str(ready))
         start("bbgrap-coordinator", "--announce", "--until-eof", *place)
-        wait(ready.exists)
+        until(ready.exists)
         start("bbgrap-agent", "--join", "mdns", "--name", "left", "--token-file", str(token), "--until-eof", "--data-port", "0")
         local = tmp_path / "state" / "keys" / "local.token"
         ask = ["bbgrap", "nodes", "--coordinator", "mdns", "--token-file", str(local), "--json"]
         found = []
-        wait(lambda: found.append(subprocess.run(ask, capture_output=True, text=True)) or '"left"' in found[-1].stdout)
+        until(lambda: found.append(subprocess.run(ask, capture_output=True, text=True)) or '"left"' in found[-1].stdout)
         assert [node["name"] for node in json.loads(found[-1].stdout)] == ["left"]
     finally:
         for program in reversed(programs):
             program.terminate()
             program.communicate(timeout=30)
-
-
-def wait(is_so, within_s=60.0):
-    deadline = time.monotonic() + within_s
-    while not is_so():
-        assert time.monotonic() < deadline
-        time.sleep(0.1)

@@ -7,7 +7,6 @@ import os
 import re
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from tests.known_agents import known_cluster
 from tests.sequence_models import lstm
 from tests.serving.clients import Grpc, Http
 from tests.serving.models import write_rows, write_sequence, write_slow, write_types
+from tests.waiting import until
 
 
 class Server:
@@ -38,7 +38,7 @@ class Server:
         self.grpc = found[1] if found else ""
 
     def said(self, text: str) -> str:
-        await_(lambda: text in self.log.read_text())
+        until(lambda: text in self.log.read_text())
         return self.log.read_text()
 
     @contextlib.contextmanager
@@ -52,13 +52,6 @@ class Server:
     def end(self) -> None:
         self.process.kill()
         self.process.communicate()
-
-
-def await_(condition) -> None:
-    deadline = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 @contextlib.contextmanager

@@ -20,8 +20,9 @@ from bbgrap.serving.repository import Repository
 from bbgrap.serving.server import listen, serve
 from tests.known_agents import known_cluster
 from tests.serving.clients import JSON_LENGTH, Grpc, binary_body
-from tests.serving.conftest import await_, serving
+from tests.serving.conftest import serving
 from tests.serving.models import write_rows
+from tests.waiting import until
 
 pytestmark = pytest.mark.cluster
 
@@ -60,10 +61,10 @@ def test_clients_that_go_take_their_requests_along(served, http):
     gone = [socket.create_connection((parts.hostname, parts.port)) for _ in range(50)]
     for connection in gone:
         connection.sendall(head.encode() + body)
-    await_(lambda: http.json("GET", "/v2/models/slow/stats")[1]["model_stats"][0]["execution_count"] > 40)
+    until(lambda: http.json("GET", "/v2/models/slow/stats")[1]["model_stats"][0]["execution_count"] > 40)
     for connection in gone:
         connection.close()
-    await_(lambda: failed(http) >= before + 45)  # some may have been answered
+    until(lambda: failed(http) >= before + 45)  # some may have been answered
     assert http.run("rows", X)["y"].shape == (2, 4)  # within the connection's 60 s, of which the machine may take most
     assert infer(served, slow(3))[0] == 200
 
@@ -72,11 +73,11 @@ def test_too_many_are_told_to_come_again_and_the_last_is_answered(cluster, model
     with serving(cluster.address, models, tmp_path / "log", "--max-in-flight", "1") as server, server.http() as http:
         with ThreadPoolExecutor(1) as pool:
             running = pool.submit(infer, server, slow(2 * SECOND))
-            await_(lambda: http.json("GET", "/v2/models/slow/stats")[1]["model_stats"][0]["execution_count"] == 1)
+            until(lambda: http.json("GET", "/v2/models/slow/stats")[1]["model_stats"][0]["execution_count"] == 1)
             status, answer, headers = infer(server, binary_body(X), "rows")
             assert (status, headers["retry-after"], "--max-in-flight" in json.loads(answer)["error"]) == (429, "1", True)
             server.process.send_signal(signal.SIGTERM)
-            await_(lambda: http.json("GET", "/v2/health/ready")[0] == 503)
+            until(lambda: http.json("GET", "/v2/health/ready")[0] == 503)
             assert http.json("GET", "/v2/health/live")[0] == 200
             status, answer, headers = infer(server, binary_body(X), "rows")
             assert (status, headers["retry-after"], json.loads(answer)["error"]) == (503, "1", "the server is stopping")
@@ -116,7 +117,7 @@ def test_a_server_that_stops_waits_until_a_client_of_grpc_has_taken_its_answer(c
         pool.submit(slowly, listening, server.grpc, may_go_on)
         client = Grpc(f"127.0.0.1:{listening.getsockname()[1]}")
         running = pool.submit(client.run, "rows", {"x": x})
-        await_(lambda: http.json("GET", "/v2/models/rows/stats")[1]["model_stats"][0]["inference_count"])
+        until(lambda: http.json("GET", "/v2/models/rows/stats")[1]["model_stats"][0]["inference_count"])
         server.process.send_signal(signal.SIGTERM)
         with contextlib.suppress(subprocess.TimeoutExpired):
             server.process.wait(2)
@@ -132,7 +133,7 @@ def test_told_to_stop_while_it_loads_its_models_a_server_stops_and_never_says_th
         os.kill(os.getpid(), signal.SIGHUP if is_given_up else signal.SIGTERM)
         if is_given_up:  # as when loading waits for a plan
             cluster.connection.stops.pause(60)
-        await_(lambda: gateway.is_draining and listening.fileno() < 0)
+        until(lambda: gateway.is_draining and listening.fileno() < 0)
 
     urls, listening = [], listen("--http", "127.0.0.1:0")
     gateway = Gateway(cluster.connection, Repository({"rows": Path("rows.onnx")}, None, load), Limits())
@@ -202,11 +203,11 @@ def test_while_the_coordinator_is_away_requests_are_sent_elsewhere(models, tmp_p
     ):
         assert http.run("rows", X)["y"].shape == (2, 4)
         own.kill("coordinator")
-        await_(lambda: http.json("GET", "/v2/health/ready")[0] == 503)
+        until(lambda: http.json("GET", "/v2/health/ready")[0] == 503)
         status, answer, headers = infer(server, binary_body(X), "rows")
         assert (status, headers["retry-after"]) == (503, "1"), answer
         own.start_coordinator()
-        await_(lambda: http.json("GET", "/v2/health/ready")[0] == 200)
+        until(lambda: http.json("GET", "/v2/health/ready")[0] == 200)
         assert http.run("rows", X)["y"].shape == (2, 4)
         said = server.log.read_text()
         assert 0 < said.index("requests are refused: ") < said.index("requests are taken again")

@@ -22,8 +22,9 @@ from bbgrap.serving.triton_metrics import triton_metrics
 from tests.bbgrap.observing.receiver import receiver
 from tests.bbgrap.observing.statuses import MODEL, STATUS
 from tests.serving.clients import binary_body
-from tests.serving.conftest import await_, serving
+from tests.serving.conftest import serving
 from tests.serving.pages import Page
+from tests.waiting import until
 
 X = {"x": np.full((2, 4), 0.5, np.float32)}
 HOSTILE = "</text><script>alert(1)</script>\n\ndata: \u2028'\"&"
@@ -100,7 +101,7 @@ def test_an_open_page_is_told_the_status_and_its_changes(served, cluster, http):
             assert {status for status, _ in answers} == {200}
             return [shown["agents"] for _, shown in answers] == [plan["nodes"] if plan["serves"] == "plan" else [] for plan in plans]
 
-        await_(every_plan_shows_who_serves)
+        until(every_plan_shows_who_serves)
     for wrong in ("nix", "0" * 64, "%2e%2e"):
         status, said = http.ask("GET", f"/live/plans/{wrong}")
         assert (status, said != b"") == (404, True)
@@ -122,7 +123,7 @@ def test_metrics_are_the_clusters(http, cluster):
         found = re.search(rb'bbgrap_requests_total\{digest="\w+",model="rows",outcome="done"\} ([\d.]+)', text)
         return found is not None and float(found[1]) >= done
 
-    await_(counted)  # what is told may be a second old
+    until(counted)  # what is told may be a second old
 
 
 @pytest.mark.cluster
@@ -172,7 +173,7 @@ def test_requests_are_recorded_while_a_page_is_open_and_failures_stay_failures(c
             y = http.run("triton", X)["y"]
             np.testing.assert_array_equal(http.run("triton", X)["y"], y)
             # The plan may begin to serve only now, where the standby did.
-            await_(lambda: http.run("triton", X) and http.json("GET", f"/live/plans/{key}")[1]["recorded_at"] > before)
+            until(lambda: http.run("triton", X) and http.json("GET", f"/live/plans/{key}")[1]["recorded_at"] > before)
             plan = http.json("GET", f"/live/plans/{key}")[1]
             assert plan["measured_s"] > 0
             assert ET.fromstring(plan["measured_svg"]).tag.endswith("svg")  # noqa: S314 - our own output

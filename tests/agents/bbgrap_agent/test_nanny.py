@@ -13,6 +13,7 @@ from bbgrap_agent.machine_probe import BUDGET_S
 from bbgrap.graph.weights import digest_of
 from bbgrap.protocol import messages as m
 from tests.agents.bare import HOST, adding, bare_coordinator, crashing, dividing, endless, gone, looking_up
+from tests.waiting import until
 
 pytestmark = pytest.mark.cluster
 EPOCH, NEXT = 1 << 32 | 1, 1 << 32 | 2
@@ -134,10 +135,7 @@ def test_a_worker_does_not_outlive_its_nanny(coordinator, agent):
 @pytest.mark.skipif(not Path("/proc/self/oom_score_adj").exists(), reason="only Linux chooses whom to end")
 def test_where_memory_runs_out_the_worker_goes_before_its_nanny(coordinator, agent):
     worker = coordinator.worker_of(agent)
-    deadline = time.monotonic() + 5
-    while score_of(worker.pid) <= score_of(agent.pid) and time.monotonic() < deadline:  # it says so when it begins
-        time.sleep(0.01)
-    assert score_of(worker.pid) > score_of(agent.pid)
+    until(lambda: score_of(worker.pid) > score_of(agent.pid), 5.0)  # it says so when it begins
 
 
 def score_of(pid):

@@ -14,6 +14,7 @@ from bbgrap.control.agent_events import WorkerReady
 from bbgrap.transport import memory_broker
 from bbgrap.transport.tcp import listen_at
 from tests.bbgrap.transport.locked import LockedCluster
+from tests.waiting import until
 
 
 @pytest.fixture
@@ -61,10 +62,8 @@ def test_what_is_missing_may_come_back(nanny, said, monkeypatch, missing):
             patch.setattr(threading.Thread, "start", no_thread(missing))
         nanny.start_if_due(time.monotonic())
         assert workers() == []
-    deadline = time.monotonic() + 5.0  # the broker's thread ends soon
-    while psutil.Process().num_fds() > before and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert psutil.Process().num_fds() <= before  # what tests before this one had open may close meanwhile
+    # The broker's thread ends soon; what tests before this one had open may close meanwhile.
+    until(lambda: psutil.Process().num_fds() <= before, 5.0)
     nanny.start_if_due(time.monotonic() + 1.0)
     assert isinstance(said.get(timeout=30.0), WorkerReady)
 

@@ -4,7 +4,6 @@ import contextlib
 import shutil
 import subprocess
 import sys
-import time
 
 import psutil
 import pytest
@@ -16,20 +15,13 @@ from bbgrap.launching.engine_agent import AgentSpec, OwnedAgent
 from bbgrap.launching.engine_cluster import join_token
 from bbgrap.local import LocalCluster
 from tests.known_agents import SPEED
+from tests.waiting import until
 
 
 def is_mine(process):
     with contextlib.suppress(psutil.Error):  # it may have ended meanwhile
         return "rack-1-node-7" in process.cmdline()
     return False
-
-
-def wait_for(condition):
-    deadline = time.monotonic() + 30
-    while not (found := condition()):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    return found
 
 
 def test_one_that_cannot_be_started_again_for_a_while_is_tried_again(monkeypatch, tmp_path):
@@ -48,7 +40,7 @@ def test_one_that_cannot_be_started_again_for_a_while_is_tried_again(monkeypatch
     agent = OwnedAgent(AgentSpec("tcp://127.0.0.1:9", "", 1), "a", "place", "127.0.0.1", str(tmp_path))
     shutil.rmtree(agent._home.name)
     try:
-        wait_for(lambda: len(tries) >= 4)
+        until(lambda: len(tries) >= 4)
     finally:
         agent.stop()
 
@@ -73,17 +65,17 @@ def test_an_owned_agent_is_started_again_until_its_coordinator_is_gone(monkeypat
                 (mine,) = list(filter(is_mine, psutil.Process().children())) or [None]
                 return mine if mine is not None and [node.name for node in head.connection.nodes()] == ["rack-1-node-7"] else None
 
-            first = wait_for(joined)
+            first = until(joined)
             assert token not in repr(order) + " ".join(first.cmdline())
             agent.kill()
-            wait_for(lambda: not is_mine(first))
-            wait_for(lambda: not head.connection.nodes())
-            second = wait_for(joined)
+            until(lambda: not is_mine(first))
+            until(lambda: not head.connection.nodes())
+            second = until(joined)
             assert second.pid != first.pid
             assert "joined as 'rack-1-node-7'" in agent.look().log
             head.kill("coordinator")
-            wait_for(lambda: not second.is_running())
-            wait_for(lambda: not list(tmp_path.glob("bbgrap-*")))  # its key is gone with it
+            until(lambda: not second.is_running())
+            until(lambda: not list(tmp_path.glob("bbgrap-*")))  # its key is gone with it
         finally:
             agent.stop()
     finally:

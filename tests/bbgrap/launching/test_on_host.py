@@ -14,6 +14,7 @@ from bbgrap.launching.hosts import Host, read_hosts
 from bbgrap.launching.launch import Launch
 from bbgrap.launching.ssh import HostError, ask
 from tests.agents.bare import gone
+from tests.waiting import until
 
 SLEEPER = ["sh", "-c", 'echo "I am $BBGRAP_TOKEN"; exec sleep 600']
 
@@ -32,10 +33,7 @@ def tell(tmp_path, monkeypatch):
 
 
 def said(tell, line):
-    deadline = time.monotonic() + 30
-    while line not in tell("status").log:
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    until(lambda: line in tell("status").log)
 
 
 def test_a_process_is_started_once_and_stopped(tell):

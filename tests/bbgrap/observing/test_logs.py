@@ -3,12 +3,12 @@ import logging
 import os
 import subprocess
 import sys
-import time
 
 import pytest
 
 from bbgrap.observing.logs import MOST_LETTERS, JsonLines, TextLines
 from bbgrap.session import connect
+from tests.waiting import until
 
 CODE = """
 import logging
@@ -67,23 +67,16 @@ def test_processes_write_nothing_but_objects(tmp_path):
 
     ready = tmp_path / "ready"
     with start("bbgrap_coordinator.main", "--bind", "tcp://127.0.0.1:0", "--ready-file", str(ready)) as coordinator:
-        wait_for(ready.exists)
+        until(ready.exists)
         with start("bbgrap_agent.main", "--join", ready.read_text(), "--name", "left", "--threads", "1") as agent:
             with connect(ready.read_text(), 30.0, insecure=True) as connection:
-                wait_for(connection.nodes)
+                until(connection.nodes)
             ends = [process.communicate(timeout=60)[1].decode() for process in (agent, coordinator)]
     theirs, ours = ([json.loads(line) for line in end.splitlines()] for end in ends)
     assert all({"time", "level", "logger", "message"} <= line.keys() for line in (*theirs, *ours))
     assert {line["node"] for line in theirs} == {"left"}
     (joined,) = [line for line in ours if line["message"] == "agent 'left' joined; 1 are there"]
     assert joined["node"] == "left"
-
-
-def wait_for(condition) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 def test_what_peers_wrote_makes_no_line_of_its_own_and_steers_no_terminal():

@@ -12,6 +12,7 @@ from bbgrap.transport import name_resolver, outbox
 from bbgrap.transport.framing import GREETING, frame_head
 from bbgrap.transport.tcp import TcpDataPlane
 from tests.bbgrap.transport.check_transport import receive
+from tests.waiting import until
 
 
 @contextlib.contextmanager
@@ -250,9 +251,6 @@ def test_an_idle_data_plane_sleeps():
     with sending(target.address) as (plane, _):
         plane.send(target.address, b"hello")
         assert receive(target).header == b"hello"
-        deadline = time.monotonic() + 20
-        while plane._outbox._looking and time.monotonic() < deadline:
-            time.sleep(0.1)
-        assert not plane._outbox._looking
+        until(lambda: not plane._outbox._looking, 20)
         assert plane._outbox._due(time.monotonic()) == [], "nothing wakes the writer thread"
     target.close()

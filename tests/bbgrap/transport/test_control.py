@@ -1,7 +1,6 @@
 import os
 import socket
 import tempfile
-import time
 
 import pytest
 import zmq
@@ -16,16 +15,7 @@ from bbgrap.transport.control_server import ControlServer, key_of
 from bbgrap.transport.control_sockets import check_address, check_host
 from bbgrap.transport.locks import NOBODY
 from bbgrap.transport.wakeup_queue import WakeupQueue
-
-
-def wait(receive):
-    deadline = time.monotonic() + 5
-    while time.monotonic() < deadline:
-        message = receive()
-        if message is not None:
-            return message
-        time.sleep(0.001)
-    raise AssertionError("no message came")
+from tests.waiting import until
 
 
 @pytest.fixture
@@ -38,13 +28,13 @@ def test_messages_go_both_ways_and_the_identity_survives_a_new_connection(contex
     server = ControlServer(context, "tcp://127.0.0.1:0")
     with ControlClient(context, server.address) as client:
         client.send([b"hello", bytes(100_000)])
-        identity, frames = wait(server.receive)
+        identity, frames = until(server.receive)
         assert [bytes(frame) for frame in frames] == [b"hello", bytes(100_000)]
         server.send(identity, [b"answer"])
-        assert [bytes(frame) for frame in wait(client.receive)] == [b"answer"]
+        assert [bytes(frame) for frame in until(client.receive)] == [b"answer"]
         client.reopen()
         client.send([b"again"])
-        assert wait(server.receive)[0] == identity
+        assert until(server.receive)[0] == identity
         server.send(b"nobody", [b"lost"])
     server.close()
 
@@ -53,9 +43,9 @@ def test_who_sends_what_is_no_message_is_named_and_keeps_nobody_waiting(context)
     server = ControlServer(context, "tcp://127.0.0.1:0")
     with ControlClient(context, server.address) as client:
         client.send([b"hello"])
-        identity, _ = wait(server.receive)
+        identity, _ = until(server.receive)
         client.socket.send_multipart([b"short"])
-        stranger, frames = wait(server.receive)
+        stranger, frames = until(server.receive)
         assert frames == []
         assert len(stranger) == len(identity)
         assert stranger != identity
@@ -69,7 +59,7 @@ def test_without_a_lock_nobody_says_whose_key_they_have(context):
         stranger.recv(64, socket.MSG_WAITALL)
         ready = b"\x05READY" + known_as("Socket-Type", b"DEALER") + known_as("User-Id", b"abc")
         stranger.sendall(bytes([4, len(ready)]) + ready + bytes([0, 20]) + bytes(20))
-        identity, _ = wait(server.receive)
+        identity, _ = until(server.receive)
     assert key_of(identity) == NOBODY
     server.close()
 
@@ -83,10 +73,10 @@ def test_a_client_learns_that_its_connection_broke(context):
     server = ControlServer(context, "tcp://127.0.0.1:0")
     with ControlClient(context, server.address) as client:
         client.send([b"hello"])
-        wait(server.receive)
+        until(server.receive)
         assert not client.was_broken()
         server.close()
-        wait(lambda: client.was_broken() or None)
+        until(client.was_broken)
         assert not client.was_broken()
 
 
@@ -97,19 +87,19 @@ def test_messages_of_too_many_frames_or_bytes_are_forgotten_and_the_next_one_com
     most = 1 + MAX_PAYLOAD_FRAMES
     with ControlClient(context, server.address) as client:
         client.send([b"first"])
-        identity, _ = wait(server.receive)
+        identity, _ = until(server.receive)
         for frames in ([b""] * (most + 1), [b"", bytes(1001)], [bytes(400)] * 3):
             client.send(frames)
-            assert wait(server.receive) == (identity, [])
+            assert until(server.receive) == (identity, [])
             with pytest.raises(RemoteProtocolError, match="at most 1025 frames"):
                 TO_COORDINATOR.decode([])
             server.send(identity, frames)
             server.send(identity, [b"next"])
-            assert [bytes(frame) for frame in wait(client.receive)] == [b"next"]
+            assert [bytes(frame) for frame in until(client.receive)] == [b"next"]
         client.send([b"1"] * 900)
-        assert [bytes(frame) for frame in wait(server.receive)[1]] == [b"1"] * 900
+        assert [bytes(frame) for frame in until(server.receive)[1]] == [b"1"] * 900
         client.send([b""] * most)
-        assert len(wait(server.receive)[1]) == most
+        assert len(until(server.receive)[1]) == most
     server.close()
 
 

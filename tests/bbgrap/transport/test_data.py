@@ -17,6 +17,7 @@ from bbgrap.transport.framing import GREETING, frame_head
 from bbgrap.transport.tcp import TcpDataPlane
 from tests.bbgrap.transport.check_transport import check_transport, receive
 from tests.inproc import InprocNetwork
+from tests.waiting import until
 
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="what other systems do about SO_RCVLOWAT is not known")
 
@@ -82,10 +83,7 @@ def test_what_comes_for_who_computes_does_not_stay_with_its_sender():
         sender.sendall(GREETING + frame_head(b"first", 100_000) + content[:100_000])
         assert receive(plane).header == b"first"
         sender.sendall(frame_head(b"second", len(content)) + content)  # nobody calls `receive` now
-        deadline = time.monotonic() + 10
-        while (left := unacknowledged(sender)) and time.monotonic() < deadline:
-            time.sleep(0.01)
-        assert left == 0
+        until(lambda: unacknowledged(sender) == 0, 10)
         assert len(receive(plane).payload) == len(content)
     plane.close()
 

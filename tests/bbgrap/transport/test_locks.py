@@ -12,16 +12,9 @@ from bbgrap.transport.control_client import ControlClient
 from bbgrap.transport.control_server import ControlServer, key_of
 from bbgrap.transport.control_sockets import HANDSHAKE_S, SESSION_BYTES
 from bbgrap.transport.locks import NOBODY, ClientLock, KeyPair, ServerLock
+from tests.waiting import until
 
 WAIT_S = 10
-
-
-def until(look, what="it"):
-    deadline = time.monotonic() + WAIT_S
-    while not (found := look()):
-        assert time.monotonic() < deadline, f"{what} did not come"
-        time.sleep(0.005)
-    return found
 
 
 class House:

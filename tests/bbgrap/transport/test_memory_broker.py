@@ -16,6 +16,7 @@ from bbgrap.transport.payload_memory import LEAST_BYTES, MEMORY_BYTES, PayloadRe
 from bbgrap.transport.shared_memory import TOKEN_BYTES, is_possible, map_sealed
 from tests.bbgrap.transport.check_transport import check_transport, receive
 from tests.bbgrap.transport.locked import LockedCluster, share_memory
+from tests.waiting import until
 
 pytestmark = pytest.mark.skipif(not is_possible(), reason="this system has no sealed memory")
 
@@ -23,14 +24,6 @@ pytestmark = pytest.mark.skipif(not is_possible(), reason="this system has no se
 @pytest.fixture(autouse=True)
 def _quickly_told(monkeypatch):
     monkeypatch.setattr(outbox, "_CONNECT_S", 0.3)
-
-
-def wait(what):
-    deadline = time.monotonic() + 10
-    while not (found := what()):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-    return found
 
 
 def brokers():
@@ -43,7 +36,7 @@ def two():
     yield clients
     for client in clients:
         client.socket.close()
-    wait(lambda: not brokers())
+    until(lambda: not brokers())
 
 
 def connected():
@@ -60,9 +53,9 @@ def test_both_get_the_same_memory(two):
     invitation = target.new_word()
     assert is_invitation(invitation)
     sender.ask(invitation)
-    kind, word, made = wait(sender.receive)
+    kind, word, made = until(sender.receive)
     assert (kind, word) == (MADE, invitation.partition(" ")[2])
-    kind, word, offered = wait(target.receive)
+    kind, word, offered = until(target.receive)
     assert (kind, word) == (OFFERED, invitation.partition(" ")[2])
     ours, theirs = (map_sealed(each, MEMORY_BYTES) for each in (made, offered))
     ours[5000:5004] = b"here"
@@ -79,7 +72,7 @@ def test_nobody_waits_for_what_is_nowhere(two):
         assert is_invitation(asked) == asked.startswith("bbgrap-00")
         sender.ask(asked)
     sender.ask(target.new_word())  # it goes on
-    assert wait(sender.receive)[0] == MADE
+    assert until(sender.receive)[0] == MADE
     assert sender.receive() is None
 
 
@@ -95,7 +88,7 @@ def test_what_strangers_offer_changes_nothing(two, descriptors, size):
             socket.send_fds(stranger, [bytes(size)], memories)
     came = None
     if descriptors == 1 and size == TOKEN_BYTES:
-        kind, word, came = wait(target.receive)  # whoever gets it sees that nobody was invited so, and that it is not sealed
+        kind, word, came = until(target.receive)  # whoever gets it sees that nobody was invited so, and that it is not sealed
         assert (kind, word) == (OFFERED, "00" * TOKEN_BYTES)
         with pytest.raises(ValueError, match="seals"):
             map_sealed(came, MEMORY_BYTES)
@@ -119,12 +112,12 @@ def test_a_broker_ends_with_its_device():
     client = start_broker()
     assert len(brokers()) == 1
     client.socket.close()
-    wait(lambda: not brokers())
+    until(lambda: not brokers())
 
 
 def test_the_laws_of_a_data_plane_hold():
     check_transport(LockedCluster(shares_memory=True).open)
-    wait(lambda: not brokers())
+    until(lambda: not brokers())
 
 
 def test_payloads_do_not_travel_with_their_messages():
@@ -140,7 +133,7 @@ def test_payloads_do_not_travel_with_their_messages():
     )
     sender.close()
     target.close()
-    wait(lambda: not brokers())
+    until(lambda: not brokers())
 
 
 def test_what_is_laid_for_a_connection_that_breaks_is_lost_and_told():
@@ -163,7 +156,7 @@ def test_what_is_laid_for_a_connection_that_breaks_is_lost_and_told():
         assert bytes(arrival.payload) == bytes([number]) * LEAST_BYTES
     sender.close()
     target.close()
-    wait(lambda: not brokers())
+    until(lambda: not brokers())
 
 
 def test_a_connection_that_takes_nothing_has_lost_what_was_laid():
@@ -195,4 +188,4 @@ def test_who_does_not_read_is_written_to_over_the_connection():
         assert bytes(arrival.payload) == payload.tobytes()
     sender.close()
     target.close()
-    wait(lambda: not brokers())
+    until(lambda: not brokers())

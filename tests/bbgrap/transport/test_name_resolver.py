@@ -2,12 +2,12 @@
 
 import socket
 import threading
-import time
 
 import pytest
 
 from bbgrap.transport import name_resolver
 from bbgrap.transport.name_resolver import NameResolver
+from tests.waiting import until
 
 WAIT_S = 5.0
 
@@ -25,11 +25,7 @@ def threads_of(resolver):
 
 
 def found(resolver, host):
-    deadline = time.monotonic() + WAIT_S
-    while (place := resolver.look_up(host, 1)) is None:
-        assert time.monotonic() < deadline, f"'{host}' is held up"
-        time.sleep(0.01)
-    return place
+    return until(lambda: resolver.look_up(host, 1), WAIT_S, lambda: f"'{host}' is held up")
 
 
 def place(family, host):
@@ -85,10 +81,7 @@ def test_its_threads_end_when_it_is_closed(resolver, monkeypatch):
     for host in ("one.example", "two.example"):
         found(resolver, host)
     resolver.close()
-    deadline = time.monotonic() + WAIT_S
-    while threads_of(resolver):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    until(lambda: not threads_of(resolver), WAIT_S)
 
 
 def test_without_another_thread_the_ones_that_are_there_go_on_and_without_any_it_is_said(resolver, monkeypatch):

@@ -17,6 +17,7 @@ from bbgrap.transport.tcp import TcpDataPlane
 from bbgrap.transport.tls import RECORD_BYTES, client_context, records
 from tests.bbgrap.transport.check_transport import check_transport, receive
 from tests.bbgrap.transport.locked import LockedCluster, share_memory
+from tests.waiting import until
 
 
 @pytest.fixture(autouse=True)
@@ -35,13 +36,6 @@ def pair(*, computes=False):
     finally:
         sender.close()
         target.close()
-
-
-def until(holds):
-    deadline = time.monotonic() + 10
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
 
 
 def port_of(plane):

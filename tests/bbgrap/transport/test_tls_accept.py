@@ -20,6 +20,7 @@ from bbgrap.transport.listener_filter import hear_only
 from bbgrap.transport.tls import client_context
 from tests.bbgrap.transport.check_transport import receive
 from tests.bbgrap.transport.locked import LockedCluster
+from tests.waiting import until
 
 UNKNOWN = "127.0.0.66"
 """Another host, as far as the plane can tell."""
@@ -123,10 +124,7 @@ def test_many_strangers_cost_little_and_leave_nothing(caplog):
             for stranger in strangers:
                 stranger.close()
         assert time.process_time() - used < 3, "this thread's knocking is in it"
-        deadline = time.monotonic() + 5
-        while descriptors() > before and time.monotonic() < deadline:
-            time.sleep(0.02)
-        assert descriptors() <= before
+        until(lambda: descriptors() <= before, 5)
         assert len(caplog.records) <= 2
         assert len(target._callers) == 1
 
@@ -253,10 +251,7 @@ def test_any_bytes_before_and_in_a_handshake_end_the_connection_and_take_no_memo
                 with contextlib.suppress(OSError):
                     stranger.sendall(content)
         still_heard(sender, target)
-        deadline = time.monotonic() + 5
-        while target._acceptor._unfinished and time.monotonic() < deadline:
-            time.sleep(0.02)
-        assert not target._acceptor._unfinished
+        until(lambda: not target._acceptor._unfinished, 5)
         assert len(target._callers) == 1
         assert memory() - before < 32 << 20
 

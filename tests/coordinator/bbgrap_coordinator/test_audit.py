@@ -12,6 +12,7 @@ from bbgrap_coordinator import audit
 from bbgrap_coordinator.audit import MAX_LINE_BYTES, MAX_PER_MINUTE, AuditLog, line_of
 
 from bbgrap.control.coordinator_instructions import Audit
+from tests.waiting import until
 
 
 @pytest.fixture
@@ -128,10 +129,3 @@ def test_whoever_tells_never_waits_for_the_disk(path, monkeypatch):
     ran = [line["number"] for line in told if line["event"] == "ran"]
     assert ran == list(range(len(ran)))
     assert sum(line["lines"]["slow disk"] for line in told if line["event"] == "omitted") == 100 - len(ran)
-
-
-def until(holds):
-    deadline = time.monotonic() + 30
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)

@@ -31,6 +31,7 @@ from bbgrap.protocol.faults import Fault
 from bbgrap.transport.confinement import memory_bound
 from bbgrap.zoo import materialize
 from tests.partition import prepare
+from tests.waiting import until
 
 SHAPES = {"input": (1, 3, 32, 32)}
 STRANGE = ("-m", "tests.coordinator.strange_planner")
@@ -161,8 +162,7 @@ def test_a_job_during_which_somebody_kills_it_is_done_once_more(desk, caplog):
     process = psutil.Process(desk.planners.plans.pid)
     process.suspend()
     desk.plan(1)
-    while 1 not in desk.jobs_on_disk():
-        time.sleep(0.01)
+    until(lambda: 1 in desk.jobs_on_disk())
     process.kill()
     assert isinstance(desk.answer(), Planned)
     assert "SIGKILL, as when memory runs out; it is tried once more" in caplog.text
@@ -172,8 +172,7 @@ def test_a_job_during_which_somebody_kills_it_is_done_once_more(desk, caplog):
 def test_one_that_is_killed_twice_fails_its_job_and_the_next_one_works(strange):
     strange.plan(1, "sleeps")
     for _ in range(2):
-        while not (strange.folders.path(1) / "weights").exists():
-            time.sleep(0.01)
+        until((strange.folders.path(1) / "weights").exists)
         (strange.folders.path(1) / "weights").unlink()
         os.kill(strange.planners.plans.pid, signal.SIGKILL)
     failed = strange.answer()
@@ -194,8 +193,7 @@ def test_nobody_waits_for_the_end_of_a_process_that_was_cancelled(strange, monke
 
     monkeypatch.setattr(PlannerProcess, "close", slowly)
     strange.plan(1, "sleeps")
-    while not (strange.folders.path(1) / "weights").exists():
-        time.sleep(0.01)
+    until((strange.folders.path(1) / "weights").exists)
     strange.planners.cancel(1)
     assert ends.wait(WAIT_S)
     coordinator = threading.Thread(target=strange.plan, args=(2, "some"), daemon=True)
@@ -232,8 +230,7 @@ def test_what_is_cancelled_ends_with_its_process_and_its_folder_and_has_no_answe
     strange.plan(1, "sleeps")
     strange.plan(2, "sleeps")
     strange.plan(3, "some")
-    while not (strange.folders.path(1) / "weights").exists():
-        time.sleep(0.01)
+    until((strange.folders.path(1) / "weights").exists)
     before = strange.planners.plans.pid
     strange.planners.cancel(2)  # it waits
     strange.planners.cancel(1)  # it runs
@@ -310,8 +307,7 @@ def test_they_end_when_they_are_closed_whatever_they_do(tmp_path):
     with PlanningQueues(STRANGE) as planners:
         desk = Desk(planners, tmp_path)
         desk.plan(1, "sleeps")
-        while not (desk.folders.path(1) / "weights").exists():
-            time.sleep(0.01)
+        until((desk.folders.path(1) / "weights").exists)
         pids = planners.plans.pid, planners.standbys.pid
     assert not any(map(psutil.pid_exists, pids))
     assert desk.answers.empty()

@@ -46,6 +46,7 @@ from bbgrap.transport.tcp import TcpDataPlane
 from bbgrap.zoo import materialize
 from tests.coordinator.bbgrap_coordinator.test_planning import SHAPES, STRANGE
 from tests.coordinator.made import HOST, plan
+from tests.waiting import until
 
 WAIT_S = 60
 
@@ -88,13 +89,7 @@ class House:
         self.script.sayings = [*instructions]
         for _ in range(2):
             self.server.report(HostLinkBroken("tcp://nowhere:1"))
-        self.until(lambda: len(self.script.heard) >= before + 2)
-
-    def until(self, holds):
-        deadline = time.monotonic() + WAIT_S
-        while not holds():
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        until(lambda: len(self.script.heard) >= before + 2)
 
     def answers(self):
         return [event for event in self.script.heard if isinstance(event, Planned | PlanFailed)]
@@ -134,7 +129,7 @@ def test_what_is_saved_is_there_in_the_next_life(tmp_path):
         files = model_in(house)
         options = PlanOptions()
         house.say(StartStandby(7, files), StartPlanning(8, files, SHAPES, Cluster.even(2), options), StartStandby(9, files))
-        house.until(lambda: len(house.answers()) == 3)
+        until(lambda: len(house.answers()) == 3)
         house.say(SavePlan(plan(7, standby=True)), SavePlan(plan(8, devices=2)), SavePlan(plan(9)), ForgetPlan(9))
         house.say(SaveModel(files[0].digest, files), SaveProfile(NodeProfile("a"), False), SaveProfile(NodeProfile("b"), True))
         house.say(ToAgent(b"nobody", Welcome(1, 0.1, 0.6)))
@@ -153,13 +148,13 @@ def test_what_is_cancelled_has_no_answer_and_leaves_nothing(tmp_path):
         files = model_in(house)
         jobs = [StartPlanning(job, files, SHAPES, Cluster.even(2), PlanOptions("sleeps")) for job in (1, 2, 3)]
         house.say(*jobs)
-        house.until(lambda: (house.folders.path(1) / "weights").exists())
+        until(lambda: (house.folders.path(1) / "weights").exists())
         before = house.planners.plans.pid
         house.say(CancelPlanning(2), CancelPlanning(1), CancelPlanning(77))
-        house.until(lambda: (house.folders.path(3) / "weights").exists())
+        until(lambda: (house.folders.path(3) / "weights").exists())
         assert not psutil.pid_exists(before)
         house.say(CancelPlanning(3))
-        house.until(lambda: house.jobs_on_disk() == [])
+        until(lambda: house.jobs_on_disk() == [])
         assert house.answers() == []
 
     in_house(tmp_path, act, STRANGE)
@@ -170,11 +165,11 @@ def test_what_is_deployed_is_not_evicted(tmp_path):
         house.storage._max_plans = 1
         files = model_in(house)
         house.say(StartStandby(1, files))
-        house.until(lambda: len(house.answers()) == 1)
+        until(lambda: len(house.answers()) == 1)
         peers = (Peer(0, "a", house.plane.address), Peer(1, "", house.plane.address))
         house.say(SavePlan(plan(1)), HostDeploy(11, HOST, peers))
         house.say(StartStandby(2, files))
-        house.until(lambda: len(house.answers()) == 2)
+        until(lambda: len(house.answers()) == 2)
         house.say(SavePlan(plan(2)))
         assert house.jobs_on_disk() == [1, 2]
         house.say(HostRelease(11), SavePlan(plan(2)))
@@ -195,7 +190,7 @@ def test_what_stays_broken_is_said_once(tmp_path, caplog):
     def act(house):
         for reason in ("closed", "refused", "refused", "refused", "closed"):
             house.plane.on_broken("tcp://nowhere:1", reason)
-        house.until(lambda: len(house.script.heard) == 5)
+        until(lambda: len(house.script.heard) == 5)
 
     in_house(tmp_path, act)
     assert [record.getMessage().rpartition(" ")[2] for record in caplog.records] == ["closed", "refused", "closed"]
@@ -222,10 +217,10 @@ def test_nobody_else_waits_while_large_inputs_of_a_sequence_are_written(tmp_path
         with ControlClient(house.context, house.control.address) as client:
             for message in (request, Ask((1,))):
                 client.send(TO_COORDINATOR.encode(message))
-            house.until(lambda: house.script.heard)
+            until(lambda: house.script.heard)
             assert [type(event.message) for event in house.script.heard] == [Ask]
             files.turn.set()
-            house.until(lambda: len(house.script.heard) == 2)
+            until(lambda: len(house.script.heard) == 2)
         assert house.script.heard[1].message == request
 
     in_house(tmp_path, act, inputs=files)
@@ -293,12 +288,12 @@ def test_a_request_whose_inputs_find_no_room_is_answered_and_may_be_said_again(t
         with ControlClient(house.context, house.control.address) as client:
             client.send(TO_COORDINATOR.encode(request))
             frames = []
-            house.until(lambda: frames.append(client.receive()) or frames[-1])
+            until(lambda: frames.append(client.receive()) or frames[-1])
             assert TO_CLIENT.decode(frames[-1]) == Failed(
                 1, Fault.BUSY, "coordinator: its inputs cannot be kept: MemoryError; submit again later"
             )
             client.send(TO_COORDINATOR.encode(request))
-            house.until(lambda: house.script.heard)
+            until(lambda: house.script.heard)
         assert house.script.heard[0].message == request
 
     in_house(tmp_path, act, inputs=FullFiles(tmp_path))
@@ -321,7 +316,7 @@ def test_however_many_requests_end_as_they_begin_the_server_goes_on(tmp_path):
     def act(house):
         house.script = house.server._machine = Chain()
         house.say(StartRequest(77, Chain.left, (), ()))
-        house.until(lambda: not house.script.left or not house.thread.is_alive())
+        until(lambda: not house.script.left or not house.thread.is_alive())
         assert house.thread.is_alive()
 
     in_house(tmp_path, act)
@@ -342,8 +337,8 @@ def test_time_goes_on_while_somebody_never_stops_sending(tmp_path):
         house.script = house.server._machine = Slow()
         question = TO_COORDINATOR.encode(Ask((1,)))
         with ControlClient(house.context, house.control.address) as client:
-            until = time.monotonic() + 20
-            while house.script.ticks < 3 and time.monotonic() < until:
+            deadline = time.monotonic() + 20
+            while house.script.ticks < 3 and time.monotonic() < deadline:
                 for _ in range(100):
                     client.send(question)
                 time.sleep(0.01)
