@@ -8,25 +8,14 @@ import psutil
 import pytest
 
 import bbgrap
-from bbgrap.engine.sessions import make_session
 from bbgrap.graph.onnx_io import write_graph
 from bbgrap.zoo import training
+from benchmarks.training import losses_of
 from tests.known_agents import known_cluster
 from tests.training_networks import batch_of
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(900)]
 STEPS, MIDDLE, BATCH, RATE = 5, 2, 2, 1e-4
-
-
-def losses_alone(step, feeds):
-    """The losses of plain onnxruntime, and the step's file."""
-    data, state, losses = write_graph(step.graph, weights="inline").data, step.initial, []
-    alone = make_session(data, threads=1)
-    for feed in feeds:
-        outputs = dict(zip(step.graph.outputs, alone.run(None, feed | state), strict=True))
-        losses.append(float(outputs["loss"]))
-        state = {before: outputs[after] for before, after in step.state.items()}
-    return data, losses
 
 
 def session_of(cluster, step, data, planner):
@@ -44,8 +33,8 @@ def test_a_step_of_alexnet_that_an_agent_dies_in_is_repeated_from_the_last_whole
     step = training.build("alexnet", BATCH, rate=RATE)
     assert sum(array.nbytes for array in step.initial.values()) > 480e6
     feeds = [batch_of(step, number) for number in range(STEPS)]
-    data, wanted = losses_alone(step, feeds)
-    losses = []
+    data = write_graph(step.graph, weights="inline").data
+    wanted, losses = losses_of(step, data, feeds), []
     with known_cluster(2, tmp_path, pin=False) as cluster, ThreadPoolExecutor(1) as others:
         session = session_of(cluster, step, data, planner)
         with session.sequence(step.initial) as sequence:

@@ -14,6 +14,7 @@ from bbgrap.engine.sessions import make_session
 from bbgrap.graph.onnx_io import write_graph
 from bbgrap.transport.credentials import Credentials
 from bbgrap.zoo import training
+from benchmarks.training import losses_of
 from tests.cluster.capture import Relay
 from tests.cluster.moved import arrived, exchanged
 from tests.cluster.strangers import split
@@ -34,12 +35,8 @@ def known(name):
     """A training step, its file, what it is given, and the losses that plain onnxruntime has."""
     step = training.step_of(SMALL[name](BATCH), rate=RATE)
     data = write_graph(step.graph, weights="inline").data
-    alone, feeds, state, losses = make_session(data, threads=1), [batch_of(step, number) for number in range(STEPS)], step.initial, []
-    for feed in feeds:
-        outputs = dict(zip(step.graph.outputs, alone.run(None, feed | state), strict=True))
-        losses.append(float(outputs["loss"]))
-        state = {before: outputs[after] for before, after in step.state.items()}
-    return step, data, feeds, losses
+    feeds = [batch_of(step, number) for number in range(STEPS)]
+    return step, data, feeds, losses_of(step, data, feeds)
 
 
 @pytest.fixture(scope="module")

@@ -17,6 +17,7 @@ from bbgrap.graph.onnx_io import parse_model, write_graph
 from bbgrap.zoo import training
 from bbgrap.zoo.builder import Builder
 from bbgrap.zoo.training.networks import NETWORKS as WELL_KNOWN
+from benchmarks.training import losses_of
 from tests.partition import assert_close
 from tests.training_networks import NETWORKS, batch_of
 
@@ -106,11 +107,7 @@ def test_updates_are_those_of_momentum():
 @pytest.mark.parametrize("name", NETWORKS)
 def test_the_loss_falls(name):
     step = training.step_of(NETWORKS[name](8), rate=0.02)
-    samples, state, losses = batch_of(step), dict(step.initial), []
-    for _ in range(15):
-        outputs = run(step, samples | state)
-        losses.append(float(outputs["loss"]))
-        state = {before: outputs[after] for before, after in step.state.items()}
+    losses = losses_of(step, write_graph(step.graph, weights="inline").data, [batch_of(step)] * 15)
     assert losses[-1] < 0.7 * losses[0]
 
 
@@ -230,11 +227,7 @@ def test_networks_have_the_weights_of_the_papers(name):
 
 def test_a_small_residual_network_learns():
     step = training.build("resnet", batch=8, rate=0.05)
-    samples, state, losses = batch_of(step), dict(step.initial), []
-    for _ in range(6):
-        outputs = run(step, samples | state)
-        losses.append(float(outputs["loss"]))
-        state = {before: outputs[after] for before, after in step.state.items()}
+    losses = losses_of(step, write_graph(step.graph, weights="inline").data, [batch_of(step)] * 6)
     assert losses[-1] < 0.7 * losses[0]
 
 
