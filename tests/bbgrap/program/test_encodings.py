@@ -22,7 +22,6 @@ from tests.random_models import clusters, networks, plan_options, random_feeds
 
 SHAPES = hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=9) | st.tuples(st.integers(60, 140))
 WIRES = st.sampled_from(TRANSFER_TYPES)
-SPECIAL = np.array([np.inf, -np.inf, np.nan], np.float32)
 
 
 def floats(*, special: bool) -> st.SearchStrategy[Array]:

@@ -81,7 +81,7 @@ def campaign(
         guests = stack.enter_context(clients_of(machines, home, GUESTS, files[GUESTS]))
         victims = Victims(machines, home, history, VICTIM_TASKS)
         stack.callback(victims.close)
-        world = World(machines, history, names, rng, connection, clients.tell, victims.replace, guests, has_disks=lan)
+        world = World(machines, history, names, rng, connection, clients.tell, victims.replace, guests)
         for line in (*tasks, *(f"watch {task}" for task in watched)):
             clients.tell(line)
         for line in GUEST_TASKS:

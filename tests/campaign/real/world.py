@@ -48,7 +48,6 @@ class World:
     """Kills the clients that may be killed, and starts others."""
     guests: ClientProcess
     """Clients with a token of their own, which may be taken back."""
-    has_disks: bool = False
     hurt: set[str] = field(default_factory=set)
     lock: threading.Lock = field(default_factory=threading.Lock)
     numbers: int = 0

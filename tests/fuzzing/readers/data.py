@@ -186,13 +186,7 @@ DATA = [
         ERRORS,
         beside=4 * RING_BYTES,  # a stream may name as many bytes as lie there, whole and cut
     ),
-    Reader(
-        "tensor",
-        _tensor,
-        [_head(DType.of(a.dtype), a.shape) + bytes(encode_array(a)) for a in (_FLOATS, _TEXTS, np.array(3))],
-        ERRORS,
-        times=96,
-    ),
+    Reader("tensor", _tensor, _tensors(), ERRORS, times=96),
     Reader("floats", _floats, _encoded(), ERRORS),
     Reader("message layout", _message, _messages(), ERRORS, times=96),
     Reader("packed value", unpack_value, [pack_value(value).tobytes() for value in _VALUES], ERRORS, mutate=in_msgpack(), times=96),
