@@ -59,13 +59,12 @@ def run(artifacts, feeds, loaded):
     return simulate(Artifacts(devices, artifacts.host, artifacts.weights), feeds, kernels, [one.slices for one in loaded])
 
 
-def assert_same_answers(graph, artifacts):
-    feeds = random_feeds(graph)
-    loader = loader_of(artifacts)
+def assert_same_answers(graph, artifacts, tolerance=1e-5):
+    feeds, loader = random_feeds(graph), loader_of(artifacts)
     portable, compiled = ([load(d.schedule, d.segments, loader) for d in artifacts.devices] for load in (load_portable, load_compiled))
     answers = zip(graph.outputs, run(artifacts, feeds, compiled), run(artifacts, feeds, portable), strict=True)
     for name, got, want in answers:
-        assert_close(got, want, name)
+        assert_close(got, want, name, tolerance)
     return compiled
 
 
@@ -111,11 +110,7 @@ def test_transfers_in_fewer_bits(graph, transfers):
     """Rounding is the same on both sides; where a sum in another order crosses a step of it, by one step."""
     options = PlanOptions(split="rows", transfer_dtype=transfers)
     artifacts = export(plan_graph(graph, Cluster.even(3), options).compiled.optimized)
-    feeds, loader = random_feeds(graph), loader_of(artifacts)
-    portable, compiled = ([load(d.schedule, d.segments, loader) for d in artifacts.devices] for load in (load_portable, load_compiled))
-    answers = zip(graph.outputs, run(artifacts, feeds, compiled), run(artifacts, feeds, portable), strict=True)
-    for name, got, want in answers:
-        assert_close(got, want, name, {"float16": 1e-2, "int8": 0.1}[transfers])
+    assert_same_answers(graph, artifacts, {"float16": 1e-2, "int8": 0.1}[transfers])
 
 
 def tiny():

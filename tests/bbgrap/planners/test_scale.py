@@ -198,15 +198,15 @@ def test_a_cut_stays_behind_the_one_before_it():
     assert_right(made)
 
 
+def rows_of_three(rows):
+    kind = TensorType(DType.FLOAT, (rows, 3))
+    return Graph("g", (Node("n", "Relu", ("x",), ("y",)),), ("x",), ("y",), {}, {"x": kind, "y": kind}, {"": 17})
+
+
 @pytest.mark.parametrize("size", [0, 1, 2, 3, 5, 100])
 def test_few_rows_leave_some_without_any(size):
     """Four nodes on fewer rows: whoever has none is not there, and nothing is lost."""
-
-    def graph_of(rows):
-        kind = TensorType(DType.FLOAT, (rows, 3))
-        return Graph("g", (Node("n", "Relu", ("x",), ("y",)),), ("x",), ("y",), {}, {"x": kind, "y": kind}, {"": 17})
-
-    before, after = graph_of(8), graph_of(size)
+    before, after = rows_of_three(8), rows_of_three(size)
     tiles = tuple(Tile(d, ShapeMap.of((2 * d, 2 * d + 2), (0, 3))) for d in range(4))
     made = scaled_to(Plan("p", before, Cluster.even(4), {"n": tiles}), after)
     if size:
@@ -218,11 +218,7 @@ def test_few_rows_leave_some_without_any(size):
 
 
 def test_tiles_with_gaps_or_inside_others_are_refused():
-    def graph_of(rows):
-        kind = TensorType(DType.FLOAT, (rows, 3))
-        return Graph("g", (Node("n", "Relu", ("x",), ("y",)),), ("x",), ("y",), {}, {"x": kind, "y": kind}, {"": 17})
-
-    before, after = graph_of(8), graph_of(12)
+    before, after = rows_of_three(8), rows_of_three(12)
     whole, columns = ShapeMap.of((0, 8), (0, 3)), IntervalSet.of((0, 3))
     gaps = ShapeMap((IntervalSet((Interval(0, 2), Interval(6, 8))), columns))
     middle = ShapeMap.of((2, 6), (0, 3))

@@ -28,9 +28,9 @@ from bbgrap.planners.shares import split_by_shares
 from bbgrap.planners.training import training_structure
 from bbgrap.planners.training_chain import forms_of
 from bbgrap.planners.training_search import bytes_moved, place_by_bytes
-from bbgrap.program.steps import Send
 from bbgrap.shapemap import IntervalSet
 from bbgrap.zoo import training
+from benchmarks.papers.graphs import between_agents
 from tests.partition import assert_close
 from tests.training_networks import NETWORKS, batch_of
 
@@ -45,16 +45,6 @@ def known(name):
     step = training.step_of(NETWORKS[name](4))
     graph = with_state(step.graph, step.state)
     return step, graph, all_descriptions(graph)
-
-
-def between_agents(program):
-    """Bytes that agents send each other."""
-    return sum(
-        sum(program.part_bytes(device.device, step))
-        for device in program.devices[: program.host]
-        for step in device.steps
-        if isinstance(step, Send) and step.destination != program.host
-    )
 
 
 def planned(graph, descriptions, nodes, planner):
