@@ -6,6 +6,8 @@ import numpy as np
 import onnx
 from onnx import GraphProto, NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
+from tests.onnx_models import model_of
+
 F, I64 = TensorProto.FLOAT, TensorProto.INT64
 
 
@@ -58,15 +60,8 @@ def speech_like() -> onnx.ModelProto:
         node("Equal", "rate fast", "is_fast"),
         node("If", "is_fast", "chance after", then_branch=branch(16000), else_branch=branch(8000)),
     ]
-    inputs = [
-        helper.make_tensor_value_info("sound", F, [None, None]),
-        helper.make_tensor_value_info("state", F, [2, None, 8]),
-        helper.make_tensor_value_info("rate", I64, []),
-    ]
+    inputs = {"sound": [None, None], "state": [2, None, 8], "rate": []}
     axes = {name: np.array([axis]) for name, axis in (("zero", 0), ("one", 1), ("two", 2))}
     numbers = {**axes, "fast": np.int64(16000), "two0": np.int64(2), "one0": np.int64(1)}
     weights = {**numbers, "lw": normal(1, 1, 32, 8) / 3, "lr": normal(2, 1, 32, 8) / 3, "unread": normal(4, 999)}
-    stored = [numpy_helper.from_array(np.asarray(array), name) for name, array in weights.items()]
-    outputs = [untyped("chance"), untyped("after")]
-    graph = helper.make_graph(nodes, "speech", inputs, outputs, stored)
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+    return model_of(nodes, inputs, ["chance", "after"], weights, kinds={"rate": I64}, opset=18)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import onnx
-from onnx import NodeProto, TensorProto, helper, numpy_helper
+from onnx import NodeProto, TensorProto, helper
 
 from bbgrap.graph.types import Array, Graph
 from bbgrap.zoo.decoder import DecoderSizes
 from bbgrap.zoo.llama import BLOCK
+from tests.onnx_models import model_of
 
 EPSILON = 1e-5
 
@@ -39,16 +40,11 @@ class _Plain:
             x = self.node("Add", [x, self.attention(self.norm(x, f"layer{n}.norm1"), n)])
             x = self.node("Add", [x, self.mlp(self.norm(x, f"layer{n}.norm2"), f"layer{n}.mlp")])
         self.node("MatMul", [self.norm(x, "norm"), self.weight("logits")], output="logits")
-        integers, floats = TensorProto.INT64, TensorProto.FLOAT
         caches = [f"{n}.{part}" for n in layers for part in ("key", "value")]
         free = {"input_ids": ["b", "s"], "attention_mask": ["b", "t"]}
-        inputs = [helper.make_tensor_value_info(name, integers, shape) for name, shape in free.items()]
-        shape = ["b", sizes.key_heads, "p", sizes.head]
-        inputs += [helper.make_tensor_value_info(f"past_key_values.{name}", floats, shape) for name in caches]
-        outputs = [helper.make_empty_tensor_value_info(name) for name in ("logits", *(f"present.{name}" for name in caches))]
-        weights = [numpy_helper.from_array(array, name) for name, array in self.made.items()]
-        made = helper.make_graph(self.nodes, "plain", inputs, outputs, weights)
-        return helper.make_model(made, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+        state = {f"past_key_values.{name}": ["b", sizes.key_heads, "p", sizes.head] for name in caches}
+        outputs = ["logits", *(f"present.{name}" for name in caches)]
+        return model_of(self.nodes, free | state, outputs, self.made, kinds=dict.fromkeys(free, TensorProto.INT64))
 
     def node(self, op: str, inputs: list[str], output: str = "", **attributes: object) -> str:
         output = output or f"{op}{len(self.nodes)}"

@@ -5,22 +5,20 @@ from __future__ import annotations
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper
 
 from bbgrap import backend
 from bbgrap.errors import UsageError
+from tests.onnx_models import model_of
 from tests.value_models import an_optional_that_is_empty, same, sequences_inside_and_outside
 
 
 def proto() -> onnx.ModelProto:
-    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 4, 9, 9])
-    y = helper.make_tensor_value_info("y", TensorProto.INT64, None)
-    weight = numpy_helper.from_array(np.ones((4, 4, 3, 3), np.float32), "w")
     nodes = [
         helper.make_node("Conv", ["x", "w"], ["a"], name="conv", pads=[1, 1, 1, 1]),
         helper.make_node("NonZero", ["a"], ["y"], name="places"),
     ]
-    return helper.make_model(helper.make_graph(nodes, "g", [x], [y], [weight]), opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    return model_of(nodes, {"x": [1, 4, 9, 9]}, {"y": None}, {"w": np.ones((4, 4, 3, 3), np.float32)}, kinds={"y": TensorProto.INT64})
 
 
 def test_what_is_whole_has_a_reason() -> None:

@@ -8,12 +8,13 @@ import numpy as np
 import onnxruntime as ort
 import psutil
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from onnx import helper
 
 import bbgrap
 from bbgrap.zoo import materialize
 from benchmarks.tasks import killer_model
 from tests.known_agents import known_cluster, planners_of
+from tests.onnx_models import model_of
 from tests.waiting import until
 
 pytestmark = pytest.mark.cluster
@@ -40,18 +41,12 @@ def alone(model):
 
 def free_model():
     """A convolution and a mean, for pictures of any size."""
-    weight = numpy_helper.from_array(np.random.default_rng(1).random((4, 3, 3, 3), dtype=np.float32), "w")
-    graph = helper.make_graph(
-        [
-            helper.make_node("Conv", ["input", "w"], ["maps"], kernel_shape=[3, 3], pads=[1, 1, 1, 1]),
-            helper.make_node("GlobalAveragePool", ["maps"], ["output"]),
-        ],
-        "free",
-        [helper.make_tensor_value_info("input", TensorProto.FLOAT, ["n", 3, "h", "w"])],
-        [helper.make_tensor_value_info("output", TensorProto.FLOAT, ["n", 4, 1, 1])],
-        [weight],
-    )
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8).SerializeToString()
+    nodes = [
+        helper.make_node("Conv", ["input", "w"], ["maps"], kernel_shape=[3, 3], pads=[1, 1, 1, 1]),
+        helper.make_node("GlobalAveragePool", ["maps"], ["output"]),
+    ]
+    weight = np.random.default_rng(1).random((4, 3, 3, 3), dtype=np.float32)
+    return model_of(nodes, {"input": ["n", 3, "h", "w"]}, {"output": ["n", 4, 1, 1]}, {"w": weight}).SerializeToString()
 
 
 def wait_for_plan(session, x):

@@ -17,6 +17,7 @@ from bbgrap.local import LocalCluster
 from bbgrap.planners.options import PlanOptions
 from bbgrap.session import InferenceSession
 from tests.light_control_flow import speech_like
+from tests.onnx_models import model_of
 from tests.value_models import CASES, Case, an_optional_that_is_empty, plain_answers, same, sequences_inside_and_outside
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(120)]
@@ -77,11 +78,9 @@ def test_values_of_another_type_are_refused(
 
 @pytest.mark.broad
 def test_numbers_that_onnxruntime_cannot_give_come_as_arrays_of_ml_dtypes(three: LocalCluster, tmp_path: Path) -> None:
-    x = onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [4])
-    y = onnx.helper.make_tensor_value_info("y", onnx.TensorProto.BFLOAT16, [4])
     node = onnx.helper.make_node("Cast", ["x"], ["y"], to=onnx.TensorProto.BFLOAT16)
-    graph = onnx.helper.make_graph([node], "g", [x], [y])
-    onnx.save(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 19)], ir_version=9), tmp_path / "m.onnx")
+    model = model_of([node], {"x": [4]}, {"y": [4]}, kinds={"y": onnx.TensorProto.BFLOAT16}, opset=19)
+    onnx.save(model, tmp_path / "m.onnx")
     given = np.array([1, -2.5, 3e38, 0.1], np.float32)
     (got,) = InferenceSession(tmp_path / "m.onnx", cluster=three).run(None, {"x": given})
     assert got.dtype == ml_dtypes.bfloat16
@@ -105,11 +104,9 @@ def test_a_model_that_listens_keeps_its_state_from_piece_to_piece(three: LocalCl
 
 @pytest.mark.broad
 def test_a_weight_that_is_an_input_too_may_be_overridden(three: LocalCluster, tmp_path: Path) -> None:
-    kinds = {"x": [6, 4], "w": [4, 4], "y": None}
-    x, w, y = (onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, shape) for name, shape in kinds.items())
-    stored = onnx.numpy_helper.from_array(np.eye(4, dtype=np.float32), "w")
-    graph = onnx.helper.make_graph([onnx.helper.make_node("MatMul", ["x", "w"], ["y"])], "g", [x, w], [y], [stored])
-    onnx.save(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8), tmp_path / "m.onnx")
+    node = onnx.helper.make_node("MatMul", ["x", "w"], ["y"])
+    model = model_of([node], {"x": [6, 4], "w": [4, 4]}, {"y": None}, {"w": np.eye(4, dtype=np.float32)})
+    onnx.save(model, tmp_path / "m.onnx")
     session, plain = InferenceSession(tmp_path / "m.onnx", cluster=three), make_session(tmp_path / "m.onnx", threads=1)
     assert [arg.name for arg in session.get_overridable_initializers()] == [arg.name for arg in plain.get_overridable_initializers()]
     assert [arg.shape for arg in session.get_outputs()] == [arg.shape for arg in plain.get_outputs()]

@@ -10,15 +10,15 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper
+from onnx import helper
 from PIL import Image
 
 from bbgrap.graph.onnx_io import save_graph
 from bbgrap.session import connect
 from bbgrap.zoo import materialize
 from bbgrap.zoo.builder import Builder
-from tests.bbgrap.cli.models import write_model
 from tests.docs.documents import ROOT
+from tests.onnx_models import write_model
 from tests.sequence_models import decoder
 from tests.waiting import until
 
@@ -39,11 +39,10 @@ def folder(tmp_path_factory) -> Path:
     onnx.save(with_input(tiny, "x"), made / "model.onnx")
     net = Builder("small", (1, 3, 32, 32))
     save_graph(net.graph(net.conv(net.act("Relu", net.conv("input", "first", 8, 3), "relu"), "second", 4, 3)), made / "small.onnx")
-    sizes = ["N", 128]
     node = helper.make_node("Relu", ["tokens"], ["y"], "relu")
-    write_model(made / "text.onnx", [node], [("tokens", TensorProto.FLOAT, sizes)], [("y", TensorProto.FLOAT, sizes)], [])
-    free = [("images", TensorProto.FLOAT, ["N", 3, "H", "W"])], [("boxes", TensorProto.FLOAT, ["N", 3, "H", "W"])]
-    write_model(made / "yolo.onnx", [helper.make_node("Relu", ["images"], ["boxes"], "relu")], *free)
+    write_model(made / "text.onnx", [node], {"tokens": ["N", 128]}, {"y": ["N", 128]})
+    free = ["N", 3, "H", "W"]
+    write_model(made / "yolo.onnx", [helper.make_node("Relu", ["images"], ["boxes"], "relu")], {"images": free}, {"boxes": free})
     (made / "decoder.onnx").write_bytes(decoder())
     for name in ("cat.jpg", "dog.jpg", "street.jpg"):
         Image.new("RGB", (64, 48), (200, 100, 50)).save(made / name)

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper
 
 from bbgrap.compiler.artifacts import Artifacts
 from tests.fuzzing.bounds import Answers, excess, is_shaky, least_float, onnxruntime_answers
@@ -24,6 +24,7 @@ from tests.fuzzing.minimise import Failure, minimised
 from tests.fuzzing.samples import Sample, read_sample
 from tests.fuzzing.sources import Folder, source_of
 from tests.fuzzing.workers import Workers
+from tests.onnx_models import model_of
 
 SEEDS = range(420, 428)
 """A few models for the default suite; `make fuzz` runs thousands."""
@@ -45,10 +46,7 @@ def convolutions() -> Sample:
         helper.make_node("Conv", ["x", "w"], ["a"], pads=[1, 1, 1, 1], name="first"),
         helper.make_node("Conv", ["a", "v"], ["y"], pads=[1, 1, 1, 1], name="second"),
     ]
-    inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT, x.shape)]
-    outputs = [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)]
-    graph = helper.make_graph(nodes, "g", inputs, outputs, [numpy_helper.from_array(w, "w"), numpy_helper.from_array(v, "v")])
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
+    model = model_of(nodes, {"x": x.shape}, {"y": None}, {"w": w, "v": v}, opset=18)
     return Sample("convolutions", model.SerializeToString(), {"x": x})
 
 
@@ -180,9 +178,7 @@ def test_narrowest_float_of_a_model_is_found_behind_a_cast() -> None:
 def test_answers_between_which_a_last_bit_decides_are_shaky() -> None:
     x = np.array([1 / 3], np.float32)
     nodes = [helper.make_node("Mul", ["x", "three"], ["a"]), helper.make_node("Floor", ["a"], ["y"])]
-    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1]) for name in "xy"]
-    graph = helper.make_graph(nodes, "g", ends[:1], ends[1:], [numpy_helper.from_array(np.array([3], np.float32), "three")])
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10).SerializeToString()
+    model = model_of(nodes, {"x": [1]}, {"y": [1]}, {"three": np.array([3], np.float32)}, opset=18).SerializeToString()
     answers = onnxruntime_answers(model, {"x": x})
     assert answers.plain[0].tolist() == [1]
     assert is_shaky(model, {"x": x}, [np.array([0], np.float32)], answers)

@@ -2,12 +2,13 @@ import json
 
 import numpy as np
 import pytest
-from onnx import TensorProto, helper
+from onnx import helper
 from typer.testing import CliRunner
 
 from bbgrap.cli.main import app
-from tests.bbgrap.cli.models import convolution, write_model
+from tests.bbgrap.cli.models import convolution
 from tests.judged_models import MODELS
+from tests.onnx_models import write_model
 
 
 @pytest.fixture(scope="session")
@@ -40,9 +41,7 @@ def run_json(run):
 def image_model(tmp_path):
     """One convolution over [N, 3, 8, 10]."""
     node, weight = convolution()
-    sizes = ["N", 3, 8, 10], ["N", 4, 8, 10]
-    inputs, outputs = [("x", TensorProto.FLOAT, sizes[0])], [("y", TensorProto.FLOAT, sizes[1])]
-    return write_model(tmp_path / "image.onnx", [node], inputs, outputs, [weight])
+    return write_model(tmp_path / "image.onnx", [node], {"x": ["N", 3, 8, 10]}, {"y": ["N", 4, 8, 10]}, weight)
 
 
 @pytest.fixture
@@ -58,5 +57,4 @@ def ill_conditioned(tmp_path):
 def two_inputs(tmp_path):
     """A sum of two inputs [batch, length]."""
     free = ["batch", "length"]
-    inputs = [("a", TensorProto.FLOAT, free), ("b", TensorProto.FLOAT, free)]
-    return write_model(tmp_path / "two.onnx", [helper.make_node("Add", ["a", "b"], ["c"])], inputs, [("c", TensorProto.FLOAT, free)])
+    return write_model(tmp_path / "two.onnx", [helper.make_node("Add", ["a", "b"], ["c"])], {"a": free, "b": free}, {"c": free})

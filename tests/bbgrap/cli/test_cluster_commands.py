@@ -12,7 +12,7 @@ import termios
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from onnx import helper, numpy_helper
 from PIL import Image
 from typer.testing import CliRunner
 
@@ -28,8 +28,8 @@ from bbgrap.protocol.version import VERSION
 from bbgrap.session import InferenceSession
 from bbgrap.work import KINDS
 from tests.bbgrap.cli.given_inputs import FORMS, write_files
-from tests.bbgrap.cli.models import write_model
 from tests.known_agents import known_cluster
+from tests.onnx_models import write_model
 
 pytestmark = pytest.mark.cluster
 
@@ -353,9 +353,8 @@ def test_shells_are_told_the_clusters_names(here, cluster, tmp_path, monkeypatch
 @pytest.mark.broad
 def test_a_large_model_is_brought_and_sent_on_in_bytes(cluster, tmp_path):
     weight = np.random.default_rng().random((1000, 6000), np.float32)  # of which no agent has a part yet
-    inputs, outputs = [("x", TensorProto.FLOAT, [1, 1000])], [("y", TensorProto.FLOAT, [1, 6000])]
     node = helper.make_node("MatMul", ["x", "w"], ["y"], "product")
-    path = write_model(tmp_path / "large.onnx", [node], inputs, outputs, [numpy_helper.from_array(weight, "w")])
+    path = write_model(tmp_path / "large.onnx", [node], {"x": [1, 1000]}, {"y": [1, 6000]}, {"w": weight})
     told: list[Progress] = []
     session = InferenceSession(path, cluster=cluster, options=PlanOptions("bbgrap", "channels"), on_progress=told.append)
     session.prepare({"x": (1, 1000)})

@@ -6,7 +6,8 @@ from onnx import TensorProto, helper
 from PIL import Image
 
 from tests.bbgrap.cli.given_inputs import FORMS, WRONG, write_files
-from tests.bbgrap.cli.models import convolution, write_model
+from tests.bbgrap.cli.models import convolution
+from tests.onnx_models import write_model
 
 
 @pytest.fixture(autouse=True)
@@ -54,8 +55,8 @@ def test_bytes_in_the_order_of_a_picture_and_of_any_size(run_json, tmp_path):
     """[1, H, W, 3] of bytes, as detectors take them that are exported from TensorFlow."""
     convolved, weight = convolution()
     nodes = [helper.make_node("Cast", ["p"], ["f"], to=TensorProto.FLOAT), helper.make_node("Transpose", ["f"], ["x"], perm=[0, 3, 1, 2])]
-    inputs, outputs = [("p", TensorProto.UINT8, [1, "H", "W", 3])], [("y", TensorProto.FLOAT, [1, 4, "H", "W"])]
-    model = write_model(tmp_path / "bytes.onnx", [*nodes, convolved], inputs, outputs, [weight])
+    inputs, outputs, kinds = {"p": [1, "H", "W", 3]}, {"y": [1, 4, "H", "W"]}, {"p": TensorProto.UINT8}
+    model = write_model(tmp_path / "bytes.onnx", [*nodes, convolved], inputs, outputs, weight, kinds=kinds)
     for options, shape in (((), [1, 16, 20, 3]), (("--size", "12x10"), [1, 10, 12, 3])):
         report = run_json("simulate", model, "--agents", "2", "--planner", "bbgrap", "--input", "red.png", *options)
         assert report["inputs"] == {"p": shape}
@@ -66,8 +67,7 @@ def test_a_plan_counts_the_bytes_in_which_a_picture_travels(run_json, run, image
     (tmp_path / "slow.yaml").write_text("nodes: [{name: a}, {name: b}]\nnetwork: {bandwidth: 100Mbit/s, round_trip: 1ms}\n")
     Image.fromarray(np.random.default_rng(0).integers(0, 256, (64, 80, 3), np.uint8)).save("noise.png")
     convolved, weight = convolution()
-    inputs, outputs = [("x", TensorProto.FLOAT, [1, 3, "H", "W"])], [("y", TensorProto.FLOAT, [1, 4, "H", "W"])]
-    model = write_model(tmp_path / "free.onnx", [convolved], inputs, outputs, [weight])
+    model = write_model(tmp_path / "free.onnx", [convolved], {"x": [1, 3, "H", "W"]}, {"y": [1, 4, "H", "W"]}, weight)
     sent = {
         text: run_json("simulate", model, "--cluster", "slow.yaml", "--planner", "bbgrap", "--input", text)["optimized"]["scatter_bytes"]
         for text in ("noise.png", "1x3x64x80")

@@ -8,11 +8,12 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from onnx import TensorProto, helper
+from onnx import helper
 
 from bbgrap.cli import main as command
 from bbgrap.errors import BbgrapError, ClusterUnavailableError, ModelError, UsageError
 from bbgrap.protocol.version import VERSION
+from tests.onnx_models import model_of, write_model
 from tests.value_models import chances_by_label
 
 COMMANDS = ("demo", "local", "nodes", "submit", "bench", "plan", "export", "simulate", "zoo", "profile")
@@ -99,22 +100,16 @@ def test_coordinator_not_there(run):
 
 
 def bad_models(folder):
-    def model(nodes, inputs, outputs, tensors=()):
-        graph = helper.make_graph(nodes, "g", inputs, outputs, list(tensors))
-        return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-
-    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, 4]) for name in "xy")
+    ends = {"x": [1, 4]}, {"y": [1, 4]}
     (folder / "text.onnx").write_text("This is not a model.")
     (folder / "empty.onnx").write_bytes(b"")
-    onnx.save(model([helper.make_node("Relu", ["nowhere"], ["y"])], [x], [y]), folder / "rejected.onnx")
-    weight = helper.make_tensor("w", TensorProto.FLOAT, [1, 1000], np.zeros(4000, np.uint8).tobytes(), raw=True)
-    big = helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, 1000])
-    outside = model([helper.make_node("Relu", ["w"], ["y"])], [x], [big], [weight])
+    write_model(folder / "rejected.onnx", [helper.make_node("Relu", ["nowhere"], ["y"])], *ends)
+    weight = np.zeros((1, 1000), np.float32)
+    outside = model_of([helper.make_node("Relu", ["w"], ["y"])], {"x": [1, 4]}, {"y": [1, 1000]}, {"w": weight})
     onnx.save(outside, folder / "outside.onnx", save_as_external_data=True, location="outside.data", size_threshold=0)
     (folder / "outside.data").unlink()
-    custom = model([helper.make_node("Magic", ["x"], ["y"], domain="my.own")], [x], [y])
-    custom.opset_import.append(helper.make_opsetid("my.own", 1))
-    onnx.save(custom, folder / "custom.onnx")
+    magic = helper.make_node("Magic", ["x"], ["y"], domain="my.own")
+    write_model(folder / "custom.onnx", [magic], *ends, domains={"my.own": 1})
 
 
 @pytest.mark.parametrize(

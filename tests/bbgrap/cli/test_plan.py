@@ -1,9 +1,9 @@
 import json
 import shlex
 
-import onnx
 import pytest
-from onnx import TensorProto, helper
+
+from tests.onnx_models import write_model
 
 UNEQUAL = "nodes:\n  - {name: big, share: 3}\n  - {name: small}\n"
 
@@ -33,12 +33,7 @@ def test_explanation(run):
 
 
 def test_a_model_without_nodes_is_explained(run, tmp_path):
-    image = helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 3])
-    path = tmp_path / "passed.onnx"
-    onnx.save(
-        helper.make_model(helper.make_graph([], "passed", [image], [image]), opset_imports=[helper.make_opsetid("", 18)], ir_version=9),
-        path,
-    )
+    path = write_model(tmp_path / "passed.onnx", [], {"x": [1, 3]}, {"x": [1, 3]}, opset=18)
     assert "No node computes: the model passes its inputs on" in run("plan", path, "--agents", 2, "--explain").stdout
 
 

@@ -1,7 +1,7 @@
 import pytest
-from onnx import TensorProto, helper
+from onnx import helper
 
-from tests.bbgrap.cli.models import write_model
+from tests.onnx_models import write_model
 
 
 def test_the_partitioned_model_answers_like_onnxruntime(run_json):
@@ -43,10 +43,9 @@ def test_several_inputs(run_json, two_inputs):
 
 def test_a_wrong_answer_is_a_failure(run, tmp_path):
     """onnxruntime draws by a node's number, which is another one once the model is rewritten."""
-    sizes = [("x", TensorProto.FLOAT, [1, 4])]
     first = helper.make_node("Identity", ["x"], ["same"])
     nodes = [first, helper.make_node("RandomNormalLike", ["same"], ["r"]), helper.make_node("Add", ["x", "r"], ["y"])]
-    model = write_model(tmp_path / "random.onnx", nodes, sizes, [("y", TensorProto.FLOAT, [1, 4])])
+    model = write_model(tmp_path / "random.onnx", nodes, {"x": [1, 4]}, {"y": [1, 4]})
     result = run("simulate", model, "--agents", 2)
     assert result.exit_code == 1
     assert "NOT verified against plain onnxruntime: max absolute error" in result.stdout

@@ -17,6 +17,7 @@ from bbgrap.runtime.schedule import check_schedule
 from bbgrap.zoo import build
 from bbgrap.zoo.builder import Builder
 from tests.free_models import save_free
+from tests.onnx_models import model_of
 from tests.partition import compiled, plain_outputs
 from tests.random_models import clusters, networks, plan_options, random_feeds
 
@@ -80,12 +81,7 @@ def test_control_flow_keeps_the_names_that_its_bodies_read(tmp_path: Path) -> No
         onnx.helper.make_node("Add", ["x", "x"], ["shifted"]),
         onnx.helper.make_node("If", ["c"], ["y"], then_branch=branch("Neg"), else_branch=branch("Abs")),
     ]
-    inputs = [onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [2])]
-    inputs.append(onnx.helper.make_tensor_value_info("c", onnx.TensorProto.BOOL, []))
-    outputs = [onnx.helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, [2])]
-    opsets = [onnx.helper.make_opsetid("", 17)]
-    model = onnx.helper.make_model(onnx.helper.make_graph(nodes, "g", inputs, outputs), ir_version=8, opset_imports=opsets)
-    onnx.save(model, tmp_path / "m.onnx")
+    onnx.save(model_of(nodes, {"x": [2], "c": []}, {"y": [2]}, kinds={"c": onnx.TensorProto.BOOL}), tmp_path / "m.onnx")
     graph = canonical(load_graph(tmp_path / "m.onnx", {}))
     feeds = [np.array([1, -2], np.float32), np.array(False)]
     assert plain_outputs(graph, feeds)[0].tolist() == [2, 4]

@@ -27,6 +27,7 @@ from bbgrap.planners.bbgrap import all_descriptions
 from bbgrap.planners.options import PlanOptions
 from bbgrap.planners.plan import Plan, Tile, whole_output
 from tests.light_control_flow import node, normal, speech_like, untyped
+from tests.onnx_models import model_of
 from tests.value_models import same
 
 F, I64, B = TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL
@@ -45,10 +46,7 @@ def value(name: str, kind: int, shape: list[int]) -> onnx.ValueInfoProto:
 
 
 def model(nodes: list[onnx.NodeProto], weights: dict[str, np.ndarray], free: bool = False) -> onnx.ModelProto:
-    stored = [numpy_helper.from_array(np.asarray(array), name) for name, array in weights.items()]
-    x = helper.make_tensor_value_info("x", F, ["N", 4, "H", "W"] if free else MAP)
-    graph = helper.make_graph(nodes, "flow", [x], [untyped("y")], stored)
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+    return model_of(nodes, {"x": ["N", 4, "H", "W"] if free else MAP}, ["y"], weights, opset=18)
 
 
 def conv(x: str, y: str) -> onnx.NodeProto:
@@ -217,14 +215,7 @@ def test_a_branch_that_an_empty_input_contradicts_is_never_told_it(tmp_path: Pat
         node("If", "is_first", "out", then_branch=first, else_branch=later),
     ]
     weights = {"w": normal(3, 2, 3), "none": np.array([0])}
-    graph = helper.make_graph(
-        nodes,
-        "state",
-        [helper.make_tensor_value_info("state", F, ["N", 3])],
-        [untyped("out")],
-        [numpy_helper.from_array(array, name) for name, array in weights.items()],
-    )
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), tmp_path / "model.onnx")
+    onnx.save(model_of(nodes, {"state": ["N", 3]}, ["out"], weights), tmp_path / "model.onnx")
     assert compared(tmp_path / "model.onnx", {"state": np.zeros((0, 3), np.float32)}).hides_sizes
     assert not compared(tmp_path / "model.onnx", {"state": normal(4, 2, 3)}).hides_sizes
 
@@ -242,10 +233,7 @@ def test_pieces_of_one_have_the_shape_that_onnxruntime_makes(tmp_path: Path) -> 
         node("If", "any", "y", then_branch=branch("Neg"), else_branch=branch("Abs")),
     ]
     weights = {"w": normal(5, 4, 3), "one": np.array(1), "zero": np.array(0)}
-    graph = helper.make_graph(
-        nodes, "unbind", [value("x", F, [4])], [untyped("y")], [numpy_helper.from_array(array, name) for name, array in weights.items()]
-    )
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), tmp_path / "model.onnx")
+    onnx.save(model_of(nodes, {"x": [4]}, ["y"], weights), tmp_path / "model.onnx")
     graph = compared(tmp_path / "model.onnx", {"x": np.array([0, 1, 0, 2], np.float32)})
     assert graph.types["sizes"].shape == (2,)
 
@@ -290,14 +278,7 @@ def a_loop_over_boxes(*, scales: bool) -> onnx.ModelProto:
     ]
     table = np.arange(12).reshape(3, 4) + 2
     given = {"axis": np.array([0]), "zero": np.array(0), "yes": np.array(True), "start": np.zeros(1, np.float32), "table": table}
-    graph = helper.make_graph(
-        outer,
-        "boxes",
-        [value("x", F, [3]), value("mask", F, [1, 1, 4, 4])],
-        [untyped("y")],
-        [numpy_helper.from_array(array, name) for name, array in given.items()],
-    )
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    return model_of(outer, {"x": [3], "mask": [1, 1, 4, 4]}, ["y"], given)
 
 
 @pytest.mark.parametrize("scales", [True, False])

@@ -1,7 +1,7 @@
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper
 
 from bbgrap.engine import current_opset
 from bbgrap.engine.load import load_graph
@@ -9,6 +9,7 @@ from bbgrap.engine.reload import ReloadedModel
 from bbgrap.graph.onnx_io import read_model
 from bbgrap.planners.inspection import reason_of
 from bbgrap.tdl import describe
+from tests.onnx_models import write_model
 
 FLOAT = TensorProto.FLOAT
 
@@ -17,11 +18,8 @@ FLOAT = TensorProto.FLOAT
 def path(tmp_path):
     """A product and a Softmax of the third axis and the fourth, of opset 11."""
     nodes = [helper.make_node("MatMul", ["x", "w"], ["a"]), helper.make_node("Softmax", ["a"], ["y"], axis=2)]
-    values = [helper.make_tensor_value_info(name, FLOAT, ["n", 3, "m", size]) for name, size in (("x", 4), ("y", 5))]
-    weight = numpy_helper.from_array(np.random.default_rng(1).standard_normal((4, 5)).astype(np.float32), "w")
-    graph = helper.make_graph(nodes, "old", values[:1], values[1:], [weight])
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 11)], ir_version=6), tmp_path / "m.onnx")
-    return tmp_path / "m.onnx"
+    weight = np.random.default_rng(1).standard_normal((4, 5)).astype(np.float32)
+    return write_model(tmp_path / "m.onnx", nodes, {"x": ["n", 3, "m", 4]}, {"y": ["n", 3, "m", 5]}, {"w": weight}, opset=11, ir_version=6)
 
 
 SHAPES = {"x": (2, 3, 6, 4)}

@@ -12,15 +12,12 @@ from bbgrap.engine.double import double_answer
 from bbgrap.engine.reference import Reference
 from bbgrap.graph.onnx_io import read_model
 from tests.judged_models import MODELS
+from tests.onnx_models import write_model
 
 
 def written(path: Path, nodes, inputs, weights=(), opset: int = 17) -> Path:
-    ends = [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)]
-    starts = [helper.make_tensor_value_info(name, kind, shape) for name, kind, shape in inputs]
-    tensors = [numpy_helper.from_array(array, name) for name, array in weights]
-    graph = helper.make_graph(nodes, "made", starts, ends, tensors)
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8), path)
-    return path
+    shapes, kinds = {name: shape for name, _, shape in inputs}, {name: kind for name, kind, _ in inputs}
+    return write_model(path, nodes, shapes, {"y": None}, dict(weights), kinds=kinds, opset=opset)
 
 
 @pytest.mark.parametrize("model", [m for m in MODELS if m.name in ("tiny", "vit", "recurrent", "detector")], ids=lambda model: model.name)

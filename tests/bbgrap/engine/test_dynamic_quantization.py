@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper
 
 from bbgrap.cluster import Cluster, NodeProfile
 from bbgrap.cluster.types import Link
@@ -26,13 +27,14 @@ from bbgrap.planners.options import PlanOptions
 from bbgrap.planners.plan import whole_output
 from bbgrap.tdl import describe
 from bbgrap.tdl.work import work_of
+from tests.onnx_models import write_model
 
 BRIEF = PlanOptions("auto", search_seconds=1.0)
 CHANNELS = 48
 SIDE = 96
 
 
-def _convolution(number: int, random: np.random.Generator) -> tuple[list[onnx.NodeProto], list[onnx.TensorProto]]:
+def _convolution(number: int, random: np.random.Generator) -> tuple[list[onnx.NodeProto], dict[str, Any]]:
     """A convolution as the dynamic quantizer leaves it."""
     x, y = f"x{number}", f"x{number + 1}"
     weight = random.integers(0, 255, (CHANNELS, CHANNELS, 3, 3), endpoint=True).astype(np.uint8)
@@ -45,26 +47,27 @@ def _convolution(number: int, random: np.random.Generator) -> tuple[list[onnx.No
         helper.make_node("Mul", [f"c{number}", f"b{number}"], [f"m{number}"]),
         helper.make_node("Relu", [f"m{number}"], [y]),
     ]
-    return nodes, [numpy_helper.from_array(np.asarray(array), name) for name, array in arrays.items()]
+    return nodes, arrays
 
 
 def network(path: Path, layers: int = 4) -> Path:
     """Convolutions of bytes in a row; rows are free."""
     random = np.random.default_rng(3)
-    made = [_convolution(number, random) for number in range(layers)]
-    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, CHANNELS, "h", SIDE]) for name in ("x0", f"x{layers}")]
-    graph = helper.make_graph([n for nodes, _ in made for n in nodes], "net", ends[:1], ends[1:], [w for _, held in made for w in held])
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
-    return path
+    nodes, weights, shape = list[onnx.NodeProto](), dict[str, Any](), [1, CHANNELS, "h", SIDE]
+    for number in range(layers):
+        made, held = _convolution(number, random)
+        nodes += made
+        weights |= held
+    return write_model(path, nodes, {"x0": shape}, {f"x{layers}": shape}, weights)
 
 
 def transformer(path: Path) -> Path:
     """Products of bytes whose readers are other products: some of them fused with their quantizer, some not."""
     random, width = np.random.default_rng(4), 64
-    nodes, held, x = list[onnx.NodeProto](), list[onnx.TensorProto](), "x"
+    nodes, held, x = list[onnx.NodeProto](), dict[str, Any](), "x"
     for number in range(4):
         arrays = {"w": random.integers(-127, 127, (width, width)).astype(np.int8), "wz": np.int8(0), "ws": np.float32(0.01)}
-        held += [numpy_helper.from_array(np.asarray(array), f"{name}{number}") for name, array in arrays.items()]
+        held |= {f"{name}{number}": array for name, array in arrays.items()}
         n = number
         nodes += [
             helper.make_node("DynamicQuantizeLinear", [x], [f"q{n}", f"s{n}", f"z{n}"]),
@@ -75,10 +78,7 @@ def transformer(path: Path) -> Path:
             helper.make_node("Add", [f"m{n}", x], [f"y{n}"]),
         ]
         x = f"y{n}"
-    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, 96, width]) for name in ("x", x)]
-    graph = helper.make_graph(nodes, "words", ends[:1], ends[1:], held)
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
-    return path
+    return write_model(path, nodes, {"x": [1, 96, width]}, {x: [1, 96, width]}, held)
 
 
 def even(count: int, link: Link) -> Cluster:

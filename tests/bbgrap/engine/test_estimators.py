@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from onnx import NodeProto, TensorProto, helper, numpy_helper
+from onnx import NodeProto, helper
 
 from bbgrap.cluster import Cluster
 from bbgrap.compiler.export import export
@@ -25,6 +25,7 @@ from bbgrap.planners.bbgrap import all_descriptions
 from bbgrap.planners.options import PlanOptions
 from bbgrap.zoo import materialize
 from bbgrap.zoo.forests import TARGETS, complete_trees
+from tests.onnx_models import write_model
 
 FEATURES = 5
 ROWS = 23
@@ -95,16 +96,7 @@ def of_vectors() -> Parts:
 
 def saved(folder: Path, parts: Parts) -> Path:
     nodes, outputs, weights = parts
-    graph = helper.make_graph(
-        nodes,
-        "g",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["N", FEATURES])],
-        [helper.make_empty_tensor_value_info(name) for name in outputs],
-        [numpy_helper.from_array(array, name) for name, array in weights.items()],
-    )
-    opsets = [helper.make_opsetid("", 18), helper.make_opsetid("ai.onnx.ml", 3)]
-    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=9), folder / "model.onnx")
-    return folder / "model.onnx"
+    return write_model(folder / "model.onnx", nodes, {"x": ["N", FEATURES]}, outputs, weights, opset=18, domains={"ai.onnx.ml": 3})
 
 
 def equal(got: Any, want: Any) -> bool:

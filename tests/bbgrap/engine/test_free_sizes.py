@@ -1,9 +1,8 @@
 """Sizes that are the same for all shapes of a model's inputs, where onnx knows nothing of its operators."""
 
 import numpy as np
-import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from onnx import helper
 
 from bbgrap.cluster import Cluster
 from bbgrap.engine.free_sizes import sizes_of_free
@@ -16,6 +15,7 @@ from bbgrap.planners.registry import make_plan
 from bbgrap.zoo.decoder import DecoderSizes
 from bbgrap.zoo.llama import free_axes, llama
 from tests.bbgrap.graph.test_onnx_head_sizes import GROUPS, HEADS, layer, read
+from tests.onnx_models import write_model
 
 SIZES = DecoderSizes(2, 256, 8, 4, 2000, 128)
 
@@ -69,12 +69,9 @@ def test_what_an_optimiser_names_anew_moves_as_what_it_is_made_of(tmp_path):
         helper.make_node("Mul", ["mixed", "c"], ["chosen"]),
         helper.make_node("Transpose", ["chosen"], ["y"], perm=[0, 2, 1]),
     ]
-    shapes = {"x": (1, "words", 4), "y": (1, "words", 8), "last": (1, 8, 2)}
-    x, *made = (helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in shapes.items())
-    weights = [numpy_helper.from_array(np.ones(shape, np.float32), name) for name, shape in (("w", (4, 24)), ("taps", (8, 1, 3)))]
-    graph = helper.make_graph(nodes, "g", [x], made, weights)
-    opsets = [helper.make_opsetid("", 21), helper.make_opsetid("com.microsoft", 1)]
-    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=10), path := tmp_path / "m.onnx")
+    outputs = {"y": (1, "words", 8), "last": (1, 8, 2)}
+    weights = {"w": np.ones((4, 24), np.float32), "taps": np.ones((8, 1, 3), np.float32)}
+    path = write_model(tmp_path / "m.onnx", nodes, {"x": (1, "words", 4)}, outputs, weights, opset=21, domains={"com.microsoft": 1})
     loaded = load_graph(path, {"x": (1, 5, 4)})
     made = [node.first_output for node in loaded.nodes]
     assert "Mul" in {loaded.producers[name].op for name in made if name not in sizes_of_free(read_model(path))}

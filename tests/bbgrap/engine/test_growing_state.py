@@ -20,6 +20,7 @@ from bbgrap.planners.options import PlanOptions
 from bbgrap.planners.plan import cuts_moving
 from bbgrap.zoo.decoder import DecoderSizes, free_axes
 from bbgrap.zoo.decoder import decoder as decoder_of
+from tests.onnx_models import model_of
 from tests.sequence_models import HEADS, SIZE, Alone, decoder
 
 PAIRS = {f"past_key_values.0.{kind}": f"present.0.{kind}" for kind in ("key", "value")}
@@ -105,12 +106,8 @@ def hidden_length() -> bytes:
         helper.make_node("ReduceSum", ["present_0", "axes"], ["sum"], keepdims=0),
         helper.make_node("Div", ["sum", "length"], ["mean"]),
     ]
-    inputs = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, length, 4]) for name, length in (("x", 1), ("past_0", "past"))]
-    outputs = [
-        helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in (("mean", [1, 4]), ("present_0", [1, "n", 4]))
-    ]
-    graph = helper.make_graph(nodes, "hidden", inputs, outputs, [numpy_helper.from_array(np.array([1], np.int64), "axes")])
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8).SerializeToString()
+    inputs, outputs = {"x": [1, 1, 4], "past_0": [1, "past", 4]}, {"mean": [1, 4], "present_0": [1, "n", 4]}
+    return model_of(nodes, inputs, outputs, {"axes": np.array([1], np.int64)}).SerializeToString()
 
 
 def test_a_length_that_is_hidden_in_a_constant_is_found(tmp_path):

@@ -10,6 +10,7 @@ from bbgrap.graph.onnx_io import read_model
 from bbgrap.runtime.joined_requests import JoinedInput
 from bbgrap.session.signature import Signature
 from bbgrap.session.state_pairs import pairs_of
+from tests.onnx_models import model_of
 from tests.sequence_models import decoder, lstm
 
 
@@ -28,19 +29,17 @@ def test_a_decoder_s_words_positions_and_mask(tmp_path):
 
 def layers(count):
     """Layers whose cache grows by sums of what comes, over all words of a request; of more than one, caches depend on later words."""
-    value = helper.make_tensor_value_info
-    nodes, inputs, outputs, x = [], [value("x", TensorProto.FLOAT, ["S", 4])], [], "x"
+    nodes, inputs, outputs, x = [], {"x": ["S", 4]}, {}, "x"
     for n in range(count):
         nodes += [
             helper.make_node("Concat", [f"past.{n}", x], [f"present.{n}"], axis=0),
             helper.make_node("ReduceMean", [f"present.{n}"], [f"mean.{n}"], axes=[0]),
             helper.make_node("Add", [x, f"mean.{n}"], [f"sum.{n}"]),
         ]
-        inputs.append(value(f"past.{n}", TensorProto.FLOAT, ["P", 4]))
-        outputs.append(value(f"present.{n}", TensorProto.FLOAT, ["P + S", 4]))
+        inputs[f"past.{n}"] = ["P", 4]
+        outputs[f"present.{n}"] = ["P + S", 4]
         x = f"sum.{n}"
-    graph = helper.make_graph(nodes, "layers", inputs, [value(x, TensorProto.FLOAT, ["S", 4]), *outputs])
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    return model_of(nodes, inputs, {x: ["S", 4]} | outputs)
 
 
 @pytest.mark.parametrize(("count", "is_joined"), [(1, True), (2, False)])

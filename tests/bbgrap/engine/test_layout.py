@@ -11,6 +11,7 @@ from bbgrap.graph.onnx_io import write_graph
 from bbgrap.graph.onnx_layout import Boundary, Patch, split_front
 from bbgrap.runtime.blocked import blocked, blocks_of, from_blocks
 from bbgrap.zoo.builder import Builder
+from tests.onnx_models import model_of
 
 BLOCK = block_size() or 16
 needs_blocks = pytest.mark.skipif(block_size() is None, reason="onnxruntime does not block feature maps on this CPU")
@@ -112,12 +113,8 @@ def test_what_wants_plain_maps_is_offered_nothing():
 
 
 def front_model(nodes, outputs, shapes=((1, 8, 4, 4), (1, 8, 1, 4))):
-    make = onnx.helper.make_tensor_value_info
-    inputs = [make(name, 1, shape) for name, shape in zip(("own", "halo"), shapes, strict=True)]
     values = {"starts": [0, 1], "ends": [3, 2**40], "axes": [2, 3], "steps": [1, 1], "strides": [2, 1]}
-    constants = [onnx.numpy_helper.from_array(np.array(value, np.int64), name) for name, value in values.items()]
-    graph = onnx.helper.make_graph(nodes, "front", inputs, [make(name, 1, None) for name in outputs], constants)
-    return onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8).SerializeToString()
+    return model_of(nodes, dict(zip(("own", "halo"), shapes, strict=True)), dict.fromkeys(outputs), values).SerializeToString()
 
 
 CONCAT = onnx.helper.make_node("Concat", ["own", "halo"], ["both"], axis=-2)

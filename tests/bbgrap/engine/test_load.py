@@ -1,7 +1,7 @@
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from onnx import helper
 
 from bbgrap import zoo
 from bbgrap.engine.load import load_graph
@@ -10,6 +10,7 @@ from bbgrap.engine.sessions import SEGMENTS_WITHOUT, make_session, open_session,
 from bbgrap.errors import ModelError
 from bbgrap.graph.onnx_io import write_graph
 from tests.light_models import NAMES, light_model
+from tests.onnx_models import model_of, write_model
 
 LARGE = ("resnet50", "vgg19", "zfnet512", "bvlc_alexnet", "densenet121", "inception_v2")
 
@@ -26,16 +27,7 @@ def run_graph(graph, feeds, weights):
 
 
 def save(tmp_path, nodes, inputs, outputs, weights=(), domains=()):
-    graph = helper.make_graph(
-        nodes,
-        "test",
-        [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in inputs.items()],
-        [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in outputs.items()],
-        [numpy_helper.from_array(array, name) for name, array in dict(weights).items()],
-    )
-    opsets = [helper.make_opsetid("", 17), *(helper.make_opsetid(domain, 1) for domain in domains)]
-    onnx.save(helper.make_model(graph, ir_version=8, opset_imports=opsets), tmp_path / "m.onnx")
-    return tmp_path / "m.onnx"
+    return write_model(tmp_path / "m.onnx", nodes, inputs, outputs, dict(weights), domains=dict.fromkeys(domains, 1))
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n in LARGE else n for n in NAMES])
@@ -141,9 +133,7 @@ def test_a_segment_keeps_dequantized_weights_as_the_whole_does(tmp_path):
     """Folded, they would be constants, and a convolution of constants has another kernel."""
     nodes = [helper.make_node("DequantizeLinear", ["w", "scale", "zero"], ["f"]), helper.make_node("Conv", ["x", "f"], ["y"])]
     stored = {"w": np.ones((16, 16, 1, 1), np.uint8), "scale": np.array(0.5, np.float32), "zero": np.array(3, np.uint8)}
-    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, 16, 4, 4]) for name in ("x", "y")]
-    graph = helper.make_graph(nodes, "g", ends[:1], ends[1:], [numpy_helper.from_array(array, name) for name, array in stored.items()])
-    data = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8).SerializeToString()
+    data = model_of(nodes, {"x": [1, 16, 4, 4]}, {"y": [1, 16, 4, 4]}, stored).SerializeToString()
     options = session_options(threads=1)
     options.optimized_model_filepath = str(tmp_path / "seen.onnx")
     open_session(data, options, {}, SEGMENTS_WITHOUT)
@@ -159,12 +149,7 @@ def test_a_segment_does_not_quantize_what_it_hands_on():
         helper.make_node("DequantizeLinear", ["q", "scale", "zero"], ["y"]),
     ]
     stored = {"scale": np.array(0.25, np.float32), "zero": np.array(128, np.uint8)}
-    ends = [
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [3, 4])],
-        [helper.make_empty_tensor_value_info(n) for n in ("handed", "y")],
-    ]
-    graph = helper.make_graph(nodes, "g", *ends, [numpy_helper.from_array(array, name) for name, array in stored.items()])
-    data = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8).SerializeToString()
+    data = model_of(nodes, {"x": [3, 4]}, ["handed", "y"], stored).SerializeToString()
     x = np.random.default_rng(0).standard_normal((3, 4)).astype(np.float32)
     (handed,) = make_session(data, threads=1, segment=True).run(["handed"], {"x": x})
     np.testing.assert_array_equal(handed, -x)

@@ -5,7 +5,6 @@ import tempfile
 from pathlib import Path
 
 import numpy as np
-import onnx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -18,6 +17,7 @@ from bbgrap.errors import BbgrapError
 from bbgrap.zoo import build
 from tests.examples import examples
 from tests.free_models import other_shapes, save_free
+from tests.onnx_models import write_model
 from tests.partition import assert_close, plain_outputs
 from tests.random_models import networks, random_feeds
 
@@ -103,12 +103,9 @@ def test_a_model_is_folded_once(tmp_path, monkeypatch):
 
 
 def save(path, nodes, inputs, outputs, weights=()):
-    values = [helper.make_tensor_value_info(name, kind, shape) for name, (kind, shape) in inputs.items()]
-    results = [helper.make_tensor_value_info(name, kind, shape) for name, (kind, shape) in outputs.items()]
-    tensors = [numpy_helper.from_array(np.array(array), name) for name, array in dict(weights).items()]
-    graph = helper.make_graph(nodes, "test", values, results, tensors)
-    onnx.save(helper.make_model(graph, ir_version=8, opset_imports=[helper.make_opsetid("", 17)]), path)
-    return path
+    kinds = {name: kind for name, (kind, _) in (inputs | outputs).items()}
+    given, made = ({name: shape for name, (_, shape) in side.items()} for side in (inputs, outputs))
+    return write_model(path, nodes, given, made, dict(weights), kinds=kinds)
 
 
 FLOAT, INT64 = TensorProto.FLOAT, TensorProto.INT64
@@ -219,16 +216,8 @@ def test_sizes_below_zero_are_not_believed(path):
 
 
 def test_a_weight_that_is_given_this_time_is_an_input(tmp_path):
-    inputs = [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in (("a", ["n", 3]), ("w", [3]))]
-    made = helper.make_graph(
-        [helper.make_node("Add", ["a", "w"], ["y"])],
-        "given",
-        inputs,
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 3])],
-        [numpy_helper.from_array(np.ones(3, np.float32), "w")],
-    )
-    path = tmp_path / "given.onnx"
-    onnx.save(helper.make_model(made, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+    nodes = [helper.make_node("Add", ["a", "w"], ["y"])]
+    path = write_model(tmp_path / "given.onnx", nodes, {"a": ["n", 3], "w": [3]}, {"y": ["n", 3]}, {"w": np.ones(3, np.float32)})
     model = ReloadedModel(path)
     for shapes in ({"a": (2, 3)}, {"a": (4, 3), "w": (3,)}, {"a": (5, 3)}):
         graph = model.graph(path, shapes)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from onnx import TensorProto, helper
+from onnx import helper
 
 from bbgrap import zoo
 from bbgrap.engine.load import load_graph
@@ -14,6 +14,7 @@ from bbgrap.engine.sessions import make_session, usable_cores
 from bbgrap.errors import ExecutionError, InputError, ModelError
 from bbgrap.graph import DType
 from bbgrap.graph.onnx_io import write_graph
+from tests.onnx_models import model_of
 
 X = np.random.default_rng(0).standard_normal((1, 3, 32, 32), np.float32)
 
@@ -62,9 +63,7 @@ def test_a_model_that_cannot_be_loaded_is_an_error_and_prints_nothing(capfd):
 
 def test_a_reason_that_repeats_long_names_is_short():
     long = "y" * 50_000
-    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [1]) for name in ("x", long))
-    graph = helper.make_graph([helper.make_node("Nothing", ["x"], [long])], "g", [x], [y])
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    model = model_of([helper.make_node("Nothing", ["x"], [long])], {"x": [1]}, {long: [1]})
     with pytest.raises(ModelError, match="cannot load the model") as raised:
         make_session(model.SerializeToString(), threads=1)
     assert len(str(raised.value)) < 1000

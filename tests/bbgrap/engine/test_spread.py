@@ -1,15 +1,15 @@
 import gc
 
 import numpy as np
-import onnx
 import psutil
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper
 
 from bbgrap.comparison import Rule
 from bbgrap.engine.reference import Reference
 from bbgrap.engine.spread import NEARBY, VARIANTS, ReferenceAnswers
 from tests.judged_models import MODELS
+from tests.onnx_models import write_model
 
 
 @pytest.fixture
@@ -49,16 +49,12 @@ def test_an_answer_at_another_level_is_verified_and_a_changed_one_is_not(detecto
 def test_answers_do_not_keep_what_was_taken_to_compute_them(tmp_path):
     """A separator of music took 15 GB: every answer kept its session's 2 GB, and the system ended the process."""
     large = 64 << 20
-    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, (1, 64)) for name in ("x", "y")]
     nodes = [
         helper.make_node("Expand", ["x", "shape"], ["many"]),
         helper.make_node("Exp", ["many"], ["more"]),
         helper.make_node("ReduceMean", ["more"], ["y"], axes=[0], keepdims=1),
     ]
-    shape = numpy_helper.from_array(np.array([large // 4 // 64, 64]), "shape")
-    graph = helper.make_graph(nodes, "large", ends[:1], ends[1:], [shape])
-    path = tmp_path / "large.onnx"
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+    path = write_model(tmp_path / "large.onnx", nodes, {"x": (1, 64)}, {"y": (1, 64)}, {"shape": [large // 4 // 64, 64]})
     process, feeds = psutil.Process(), {"x": np.linspace(0.1, 1, 64, dtype=np.float32).reshape(1, 64)}
     before = process.memory_info().rss
     witnesses = ReferenceAnswers(path, feeds)
@@ -71,11 +67,8 @@ def test_answers_do_not_keep_what_was_taken_to_compute_them(tmp_path):
 
 
 def test_a_model_that_draws_random_numbers_verifies_nothing(tmp_path):
-    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, (64,)) for name in ("x", "y")]
     nodes = [helper.make_node("RandomNormalLike", ["x"], ["r"]), helper.make_node("Add", ["x", "r"], ["y"])]
-    graph = helper.make_graph(nodes, "random", ends[:1], ends[1:])
-    path = tmp_path / "random.onnx"
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+    path = write_model(tmp_path / "random.onnx", nodes, {"x": (64,)}, {"y": (64,)})
     witnesses = ReferenceAnswers(path, {"x": np.zeros(64, np.float32)})
     assert witnesses.variants() == ()
     assert witnesses.exact() is None
@@ -84,21 +77,14 @@ def test_a_model_that_draws_random_numbers_verifies_nothing(tmp_path):
 
 @pytest.mark.parametrize(("target", "verified"), [(TensorProto.FLOAT16, True), (TensorProto.FLOAT, False)])
 def test_floats_behind_16_bits_may_be_off_by_a_step_of_these(tmp_path, target, verified):
-    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, (64,)) for name in ("x", "y")]
     nodes = [helper.make_node("Cast", ["x"], ["h"], to=target), helper.make_node("Cast", ["h"], ["y"], to=TensorProto.FLOAT)]
-    path = tmp_path / "narrow.onnx"
-    onnx.save(
-        helper.make_model(helper.make_graph(nodes, "narrow", *([end] for end in ends)), opset_imports=[helper.make_opsetid("", 17)]), path
-    )
+    path = write_model(tmp_path / "narrow.onnx", nodes, {"x": (64,)}, {"y": (64,)})
     witnesses = ReferenceAnswers(path, {"x": np.linspace(1, 2, 64, dtype=np.float32)})
     assert witnesses.judge([witnesses.expected[0] * np.float32(1 + 2**-10)]).verified is verified
 
 
 def test_inputs_one_bit_off_are_asked_for_where_numbers_are_not_whole(tmp_path):
-    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, (4,)) for name in ("x", "y")]
-    graph = helper.make_graph([helper.make_node("Neg", ["x"], ["y"])], "moved", ends[:1], ends[1:])
-    path = tmp_path / "moved.onnx"
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)]), path)
+    path = write_model(tmp_path / "moved.onnx", [helper.make_node("Neg", ["x"], ["y"])], {"x": (4,)}, {"y": (4,)})
     given = np.array([3, 0.1, np.inf, -2.5], np.float32)
     answers = [-answer[0] for answer in ReferenceAnswers(path, {"x": given}).nearby()]
     assert len(answers) == NEARBY
@@ -111,17 +97,14 @@ def test_inputs_one_bit_off_are_asked_for_where_numbers_are_not_whole(tmp_path):
 
 
 def test_inputs_that_fail_one_bit_off_say_nothing(tmp_path):
-    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, (8,)) for name in ("x", "y")]
     nodes = [
         helper.make_node("Mul", ["x", "ten"], ["tens"]),
         helper.make_node("Floor", ["tens"], ["floor"]),
         helper.make_node("Cast", ["floor"], ["place"], to=TensorProto.INT64),
         helper.make_node("Gather", ["table", "place"], ["y"]),
     ]
-    weights = [numpy_helper.from_array(np.array(array, np.float32), name) for name, array in (("ten", 10), ("table", [1, 2, 3, 4, 5]))]
-    graph = helper.make_graph(nodes, "range", ends[:1], ends[1:], weights)
-    path = tmp_path / "range.onnx"
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)]), path)
+    weights = {"ten": np.float32(10), "table": np.array([1, 2, 3, 4, 5], np.float32)}
+    path = write_model(tmp_path / "range.onnx", nodes, {"x": (8,)}, {"y": (8,)}, weights)
     edge = np.nextafter(np.float32(0.5), np.float32(0))
     witnesses = ReferenceAnswers(path, {"x": np.full(8, edge, np.float32)})
     assert witnesses.expected[0].tolist() == [5] * 8

@@ -12,7 +12,7 @@ import onnxruntime as ort
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from onnx import NodeProto, TensorProto, helper, numpy_helper
+from onnx import NodeProto, TensorProto, helper
 
 from bbgrap.cluster import Cluster
 from bbgrap.compiler.export import export
@@ -26,6 +26,7 @@ from bbgrap.graph import Graph
 from bbgrap.graph.onnx_io import write_graph
 from bbgrap.planners.options import SPLITS, PlanOptions
 from tests.examples import examples
+from tests.onnx_models import model_of, write_model
 from tests.value_models import same
 
 PLANNERS = ("widest", "tofu", "fewer-exchanges", "fused-tiles", "pipeline", "equal-chop", "spartan", "allrow-greedy")
@@ -44,12 +45,7 @@ def made_shapes(graph: Graph, feed: dict[str, np.ndarray]) -> dict[str, tuple[in
 
 
 def save(folder: Path, nodes: list[NodeProto], shape: list[int], weights: dict[str, Any] | None = None) -> Path:
-    x = helper.make_tensor_value_info("x", F, shape)
-    y = helper.make_tensor_value_info("y", F, None)
-    stored = [numpy_helper.from_array(np.asarray(array), name) for name, array in (weights or {}).items()]
-    graph = helper.make_graph(nodes, "g", [x], [y], stored)
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 19)], ir_version=9), folder / "model.onnx")
-    return folder / "model.onnx"
+    return write_model(folder / "model.onnx", nodes, {"x": shape}, {"y": None}, weights, opset=19)
 
 
 @st.composite
@@ -244,10 +240,8 @@ def test_sizes_follow_through_operators_that_onnx_and_shapes_that_onnxruntime_do
     random = np.random.default_rng(0)
     weights = {"w": random.random((8, 12), np.float32), "v": random.random((3, 3), np.float32), "one": np.array([1])}
     weights |= {"heads": np.array([4, -1]), "rest": np.array([-1])}
-    stored = [numpy_helper.from_array(array, name) for name, array in weights.items()]
-    x, y = (helper.make_tensor_value_info(name, F, shape) for name, shape in (("x", [1, "words", 8]), ("y", None)))
-    opsets = [helper.make_opsetid("", 19), helper.make_opsetid("com.microsoft", 1)]
-    onnx.save(helper.make_model(helper.make_graph(nodes, "g", [x], [y], stored), opset_imports=opsets, ir_version=9), tmp_path / "m.onnx")
+    model = model_of(nodes, {"x": [1, "words", 8]}, {"y": None}, weights, opset=19, domains={"com.microsoft": 1})
+    onnx.save(model, tmp_path / "m.onnx")
     graph = ReloadedModel(tmp_path / "m.onnx").open_graph({"x": (1, 5, 8)}, {"x": frozenset({1})})
     assert [graph.types[name].shape for name in ("features", "each", "mixed", "y")] == [(1, 5, 12), (1, 5, 4, 3), (1, 5, 4, 3), (1, 5, 12)]
 

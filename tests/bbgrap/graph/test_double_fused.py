@@ -1,13 +1,13 @@
 """The 64-bit forms of onnxruntime's fused operators: an answer in 64 bits is there, and as near as 32 bits are."""
 
 import numpy as np
-import onnx
 import pytest
 from onnx import helper
 
 from bbgrap.engine.double import double_answer
 from bbgrap.engine.sessions import make_session
 from bbgrap.graph.onnx_io import read_model
+from tests.onnx_models import write_model
 
 RANDOM = np.random.default_rng(3)
 
@@ -49,17 +49,21 @@ SUMMED = ("y", "", "", "sum")
 OUTPUTS = {"SkipLayerNormalization": SUMMED, "SkipSimplifiedLayerNormalization": SUMMED, "EmbedLayerNormalization": ("y", "counts", "sum")}
 
 
+def saved(folder, op, read, made, feeds, attributes):
+    """A file of one fused operator with these inputs."""
+    node = helper.make_node(op, read, made, domain="com.microsoft", **attributes)
+    shapes = {name: array.shape for name, array in feeds.items()}
+    kinds = {name: helper.np_dtype_to_tensor_dtype(array.dtype) for name, array in feeds.items()}
+    return write_model(folder / "m.onnx", [node], shapes, filter(None, made), kinds=kinds, domains={"com.microsoft": 1})
+
+
 @pytest.mark.parametrize(("op", "operands", "attributes"), CASES.values(), ids=CASES.keys())
 def test_a_fused_operator_has_an_answer_in_64_bits(op, operands, attributes, tmp_path):
     feeds = {f"i{place}": array for place, array in enumerate(operands) if array is not None}
     read = [f"i{place}" if array is not None else "" for place, array in enumerate(operands)]
-    given = [helper.make_tensor_value_info(n, helper.np_dtype_to_tensor_dtype(a.dtype), a.shape) for n, a in feeds.items()]
-    made = [onnx.ValueInfoProto(name=name) for name in OUTPUTS.get(op, ("y",)) if name]
-    node = helper.make_node(op, read, OUTPUTS.get(op, ("y",)), domain="com.microsoft", **attributes)
-    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
-    onnx.save(helper.make_model(helper.make_graph([node], "g", given, made), opset_imports=opsets, ir_version=8), tmp_path / "m.onnx")
-    wanted = make_session(tmp_path / "m.onnx", threads=1).run(None, feeds)
-    exact = double_answer(read_model(tmp_path / "m.onnx"), feeds)
+    path = saved(tmp_path, op, read, OUTPUTS.get(op, ("y",)), feeds, attributes)
+    wanted = make_session(path, threads=1).run(None, feeds)
+    exact = double_answer(read_model(path), feeds)
     assert exact is not None
     assert len(exact) == len(wanted)
     for got, want in zip(exact, wanted, strict=True):
@@ -68,11 +72,6 @@ def test_a_fused_operator_has_an_answer_in_64_bits(op, operands, attributes, tmp
 
 
 def test_what_is_not_considered_has_none(tmp_path):
-    lengths = np.int32([3, 5])
-    feeds = {"x": X, "w": floats(8, 24), "b": floats(24), "lengths": lengths}
-    given = [helper.make_tensor_value_info(n, helper.np_dtype_to_tensor_dtype(a.dtype), a.shape) for n, a in feeds.items()]
-    node = helper.make_node("Attention", list(feeds), ["y"], domain="com.microsoft", num_heads=2)
-    graph = helper.make_graph([node], "g", given, [onnx.ValueInfoProto(name="y")])
-    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
-    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=8), tmp_path / "m.onnx")
-    assert double_answer(read_model(tmp_path / "m.onnx"), feeds) is None
+    feeds = {"x": X, "w": floats(8, 24), "b": floats(24), "lengths": np.int32([3, 5])}
+    path = saved(tmp_path, "Attention", list(feeds), ["y"], feeds, HEADS)
+    assert double_answer(read_model(path), feeds) is None

@@ -1,20 +1,19 @@
 import numpy as np
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from onnx import TensorProto, helper, save
+from onnx import helper, save
 
 from bbgrap.engine.double import double_answer
 from bbgrap.engine.sessions import make_session
 from bbgrap.graph.onnx_io import read_model
+from tests.onnx_models import model_of
 
 
 def checked(folder, kind: str, shapes, attributes) -> bool:
     """Whether onnxruntime runs an operator; if so, the answer in 64 bits is there, and as near as 32 bits are."""
     names = [f"i{place}" for place in range(len(shapes))]
-    starts = [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in zip(names, shapes, strict=True)]
-    ends = [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)]
-    graph = helper.make_graph([helper.make_node(kind, names, ["y"], **attributes)], "windows", starts, ends)
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 19)], ir_version=9)
+    node = helper.make_node(kind, names, ["y"], **attributes)
+    model = model_of([node], dict(zip(names, shapes, strict=True)), {"y": None}, opset=19)
     random = np.random.default_rng(len(shapes[0]))
     feeds = {name: random.standard_normal(shape).astype(np.float32) for name, shape in zip(names, shapes, strict=True)}
     try:

@@ -7,7 +7,7 @@ import onnxruntime as ort
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from onnx import AttributeProto, TensorProto, helper, numpy_helper
+from onnx import AttributeProto, helper
 
 from bbgrap import backend
 from bbgrap.engine.load import load_graph
@@ -18,6 +18,7 @@ from bbgrap.graph.onnx_read import read_model
 from bbgrap.graph.types import LONG
 from tests import hostile_models as models
 from tests.hostile.large import ALL as HOSTILE
+from tests.onnx_models import model_of
 from tests.reading_hostile_models import Reading, read_all
 
 SECONDS = 10.0
@@ -105,9 +106,7 @@ def test_weights_that_are_no_numbers_answer_as_in_onnxruntime():
         helper.make_node("Relu", ["b"], ["c"]),
         helper.make_node("Softmax", ["c"], ["y"]),
     ]
-    ends = ([helper.make_tensor_value_info(name, TensorProto.FLOAT, [2, 2])] for name in "xy")
-    graph = helper.make_graph(nodes, "g", *ends, [numpy_helper.from_array(odd, "w")])
-    proto = helper.make_model(graph, ir_version=9, opset_imports=[helper.make_opsetid("", 17)])
+    proto = model_of(nodes, {"x": [2, 2]}, {"y": [2, 2]}, {"w": odd})
     x = np.array([[1, 0], [np.inf, 2]], np.float32)
     (expected,) = ort.InferenceSession(proto.SerializeToString(), providers=["CPUExecutionProvider"]).run(None, {"x": x})
     (found,) = backend.prepare(proto).run([x])

@@ -7,16 +7,16 @@ import pytest
 from bbgrap.engine.sessions import make_session
 from bbgrap.errors import ModelError
 from bbgrap.graph.onnx_crops import PooledCrop, crops_to_pools, pools_to_crops
+from tests.onnx_models import model_of
 
 
 def model(starts, ends, axes, steps=None, shape=(1, 8, 6, 5)):
     """Relu, Slice, Relu."""
-    make, node = onnx.helper.make_tensor_value_info, onnx.helper.make_node
+    node = onnx.helper.make_node
     named = {"starts": starts, "ends": ends, "axes": axes} | ({} if steps is None else {"steps": steps})
-    constants = [onnx.numpy_helper.from_array(np.array(values, np.int64), name) for name, values in named.items()]
     nodes = [node("Relu", ["x"], ["a"]), node("Slice", ["a", *named], ["b"], "crop"), node("Relu", ["b"], ["y"])]
-    graph = onnx.helper.make_graph(nodes, "crops", [make("x", 1, shape)], [make("y", 1, None)], constants)
-    return onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8).SerializeToString()
+    constants = {name: np.array(values, np.int64) for name, values in named.items()}
+    return model_of(nodes, {"x": shape}, {"y": None}, constants).SerializeToString()
 
 
 def answer(data):

@@ -1,8 +1,9 @@
 import numpy as np
-from onnx import TensorProto, helper, numpy_helper, save
+from onnx import TensorProto, helper
 
 from bbgrap.graph.onnx_double import widened
 from bbgrap.graph.onnx_io import read_model
+from tests.onnx_models import write_model
 
 
 def body(name: str, read: str):
@@ -17,11 +18,7 @@ def model(tmp_path):
         helper.make_node("If", ["yes"], ["y"], then_branch=body("then", "a"), else_branch=body("else", "x")),
     ]
     weights = {"scale": np.float32(0.1), "zero": np.uint8(3), "w": np.ones(2, np.float32), "yes": np.array(True)}
-    tensors = [numpy_helper.from_array(np.asarray(array), name) for name, array in weights.items()]
-    ends = [[helper.make_tensor_value_info(name, TensorProto.FLOAT, (2,))] for name in ("x", "y")]
-    graph = helper.make_graph(nodes, "m", *ends, tensors)
-    save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), tmp_path / "m.onnx")
-    return read_model(tmp_path / "m.onnx")
+    return read_model(write_model(tmp_path / "m.onnx", nodes, {"x": (2,)}, {"y": (2,)}, weights))
 
 
 def test_operators_read_what_their_bodies_capture(tmp_path):

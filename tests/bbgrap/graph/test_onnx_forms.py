@@ -2,10 +2,11 @@
 
 import numpy as np
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from onnx import helper
 
 from bbgrap.engine.layout import SegmentCompiler, block_size
 from bbgrap.graph.onnx_layout import cut_boundary
+from tests.onnx_models import model_of
 
 BLOCK = block_size() or 16
 pytestmark = pytest.mark.skipif(block_size() is None, reason="onnxruntime does not block feature maps on this CPU")
@@ -17,14 +18,10 @@ KERNEL = np.ones((BLOCK, BLOCK, 3, 3), np.float32)
 def compiled(nodes, inputs, outputs, weights):
     """The key of a segment whose sizes all move, and what it is compiled to."""
 
-    def declared(shapes):
-        return [
-            helper.make_tensor_value_info(n, TensorProto.FLOAT, [f"{n}{axis}" for axis in range(len(shape))]) for n, shape in shapes.items()
-        ]
+    def free(shapes):
+        return {name: [f"{name}{axis}" for axis in range(len(shape))] for name, shape in shapes.items()}
 
-    tensors = [numpy_helper.from_array(array, name) for name, array in weights.items()]
-    graph = helper.make_graph(nodes, "segment", declared(inputs), declared(outputs), tensors)
-    data = helper.make_model(graph, ir_version=8, opset_imports=[helper.make_opsetid("", 17)]).SerializeToString()
+    data = model_of(nodes, free(inputs), free(outputs), weights).SerializeToString()
     compiler = SegmentCompiler("segment", data, {}, BLOCK, {**inputs, **outputs})
     offer = compiler.boundary(compiler.candidates)
     return compiler.key, cut_boundary(compiler._optimize(compiler.candidates), offer, BLOCK, compiler._crops, compiler.front.moving)

@@ -1,20 +1,19 @@
 import numpy as np
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper
 
 from bbgrap.cli.input_options import GivenInputs
 from bbgrap.cli.inputs import read_inputs
 from bbgrap.engine.reference import Reference
 from bbgrap.graph.onnx_indices import index_limits
 from bbgrap.graph.onnx_io import read_model
-from tests.bbgrap.cli.models import write_model
+from tests.onnx_models import write_model
 
 
 @pytest.fixture
 def model(tmp_path):
     """Words of 50, kinds of 7 in a table that lies along the other axis, a mask that is no index."""
-    tables = [numpy_helper.from_array(np.ones(shape, np.float32), name) for name, shape in (("words", (50, 4)), ("kinds", (4, 7)))]
-    axes = numpy_helper.from_array(np.array([0]), "axes")
+    weights = {"words": np.ones((50, 4), np.float32), "kinds": np.ones((4, 7), np.float32), "axes": np.array([0])}
     nodes = [
         helper.make_node("Cast", ["ids"], ["longer"], to=TensorProto.INT64),
         helper.make_node("Unsqueeze", ["longer", "axes"], ["higher"]),
@@ -23,9 +22,9 @@ def model(tmp_path):
         helper.make_node("Gather", ["words", "kind"], ["again"]),
         helper.make_node("Gather", ["x", "mask"], ["own"]),
     ]
-    ids = [("ids", TensorProto.INT32, ["L"]), ("kind", TensorProto.INT64, ["L"]), ("mask", TensorProto.INT64, ["L"])]
-    outputs = [(name, TensorProto.FLOAT, None) for name in ("word", "chosen", "again", "own")]
-    return write_model(tmp_path / "tables.onnx", nodes, [*ids, ("x", TensorProto.FLOAT, [2])], outputs, [*tables, axes])
+    inputs, outputs = {"ids": ["L"], "kind": ["L"], "mask": ["L"], "x": [2]}, dict.fromkeys(("word", "chosen", "again", "own"))
+    kinds = {"ids": TensorProto.INT32, "kind": TensorProto.INT64, "mask": TensorProto.INT64}
+    return write_model(tmp_path / "tables.onnx", nodes, inputs, outputs, weights, kinds=kinds)
 
 
 def test_limits_are_the_sizes_of_tables(model):

@@ -11,26 +11,14 @@ from bbgrap.graph.onnx_io import normalize_opset, read_model, save_graph, to_gra
 from bbgrap.graph.onnx_read import checker_fault, structure_fault
 from bbgrap.graph.onnx_types import text_of
 from bbgrap.graph.weights import make_weight
-
-
-def model_of(nodes, inputs, outputs, weights=(), opset=17, ir_version=8, **graph_parts):
-    graph = helper.make_graph(
-        nodes,
-        "test",
-        [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in inputs.items()],
-        [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in outputs.items()],
-        [numpy_helper.from_array(array, name) for name, array in dict(weights).items()],
-        **graph_parts,
-    )
-    return helper.make_model(graph, ir_version=ir_version, opset_imports=[helper.make_opsetid("", opset)])
+from tests.onnx_models import model_of, write_model
 
 
 @pytest.fixture
 def load(tmp_path):
     def save_and_read(*args, **kwargs):
         path = tmp_path / "model.onnx"
-        onnx.save(model_of(*args, **kwargs), path)
-        return read_model(path)
+        return read_model(write_model(path, *args, **kwargs))
 
     return save_and_read
 
@@ -69,7 +57,7 @@ def test_interface_without_weights_that_old_files_list_as_inputs(load):
 
 def test_a_weight_that_is_listed_as_an_input_can_be_overridden(load):
     add = helper.make_node("Add", ["x", "w"], ["y"])
-    model = load([add], {"x": ["N", 4], "w": [4]}, {"y": ["N", 4]}, {"w": np.ones(4, np.float32)}, opset=13, ir_version=8)
+    model = load([add], {"x": ["N", 4], "w": [4]}, {"y": ["N", 4]}, {"w": np.ones(4, np.float32)}, opset=13)
     assert [(item.name, item.shape) for item in model.overridable] == [("w", (4,))]
     given = with_input_shapes(model, {"x": (2, 4), "w": (4,)})
     assert [(item.name, item.shape) for item in given.inputs] == [("x", (2, 4)), ("w", (4,))]
@@ -98,7 +86,7 @@ def test_outputs_behind_a_group_normalization_have_a_rank(load):
         helper.make_node("Relu", ["normal"], ["y"]),
     ]
     weights = {name: np.ones(4, np.float32) for name in ("scale", "bias")}
-    model = load(nodes, {"x": ["N", 4, 8, 8]}, {"y": None}, weights, opset=21, ir_version=10)
+    model = load(nodes, {"x": ["N", 4, 8, 8]}, {"y": None}, weights, opset=21)
     assert model.outputs[0].shape == ("N", 4, 8, 8)
     assert [node.op_type for node in model.proto.graph.node] == ["GroupNormalization", "Relu"]
 
@@ -362,7 +350,7 @@ def test_every_kind_of_attribute_survives(tmp_path, load):
 @pytest.mark.parametrize("code", [TensorProto.BFLOAT16, TensorProto.FLOAT8E4M3FN, TensorProto.INT4])
 def test_weights_of_types_that_numpy_lacks_are_kept_inline(tmp_path, code):
     cast = helper.make_node("Cast", ["w"], ["f"], to=TensorProto.FLOAT)
-    model = model_of([cast, helper.make_node("Add", ["x", "f"], ["y"])], {"x": [2048]}, {"y": [2048]}, opset=21, ir_version=10)
+    model = model_of([cast, helper.make_node("Add", ["x", "f"], ["y"])], {"x": [2048]}, {"y": [2048]}, opset=21)
     model.graph.initializer.append(helper.make_tensor("w", code, [2048], [1.0] * 2048))
     onnx.save(model, tmp_path / "m.onnx")
     graph = to_graph(read_model(tmp_path / "m.onnx"))
@@ -375,12 +363,7 @@ def test_weights_of_types_that_numpy_lacks_are_kept_inline(tmp_path, code):
 
 
 def test_outputs_of_an_lstm_that_nobody_reads_are_left_out(tmp_path):
-    def value(name: str, shape: list[int]) -> onnx.ValueInfoProto:
-        return onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, shape)
-
     node = onnx.helper.make_node("LSTM", ["x", "w", "r"], ["y", "h", "c"], hidden_size=2)
-    weights = [onnx.numpy_helper.from_array(np.ones(shape, np.float32), name) for name, shape in (("w", (1, 8, 3)), ("r", (1, 8, 2)))]
-    graph = onnx.helper.make_graph([node], "g", [value("x", [4, 5, 3])], [value("h", [1, 5, 2])], weights)
-    path = tmp_path / "lstm.onnx"
-    onnx.save(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8), path)
+    weights = {"w": np.ones((1, 8, 3), np.float32), "r": np.ones((1, 8, 2), np.float32)}
+    path = write_model(tmp_path / "lstm.onnx", [node], {"x": [4, 5, 3]}, {"h": [1, 5, 2]}, weights)
     assert to_graph(read_model(path)).nodes[0].outputs == ("", "h")

@@ -5,13 +5,14 @@ import onnxruntime as ort
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from onnx import TensorProto, helper, numpy_helper
+from onnx import helper
 
 from bbgrap.engine.load import load_graph
 from bbgrap.engine.reload import ReloadedModel
 from bbgrap.engine.standby import standby_of
 from bbgrap.graph.onnx_io import read_model
 from bbgrap.graph.onnx_whole import whole_model
+from tests.onnx_models import model_of
 
 TINY = np.float32(1e-40)
 SMALLEST_NORMAL = np.finfo(np.float32).tiny
@@ -26,10 +27,7 @@ def weights_with_subnormals(random, *shape):
 
 
 def saved(path, nodes, weights, outputs=("y",), batch="n"):
-    inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT, [batch, 16, 9, 9])]
-    made = [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in outputs]
-    graph = helper.make_graph(nodes, "g", inputs, made, [numpy_helper.from_array(array, name) for name, array in weights.items()])
-    path.write_bytes(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8).SerializeToString())
+    path.write_bytes(model_of(nodes, {"x": [batch, 16, 9, 9]}, dict.fromkeys(outputs), weights).SerializeToString())
     return path
 
 

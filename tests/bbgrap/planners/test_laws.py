@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from onnx import helper
 
 from bbgrap.cluster import Cluster
 from bbgrap.compiler.compile import compile_plan
@@ -24,11 +24,11 @@ from bbgrap.planners.plan import Plan, Tile, check_plan
 from bbgrap.planners.registry import PLANNERS
 from bbgrap.shapemap import Interval, IntervalSet, ShapeMap
 from bbgrap.tdl import Part, can_make
+from tests.onnx_models import model_of
 from tests.partition import assert_close
 
 OPTIONS = [*(PlanOptions(split=split) for split in SPLITS), *(PlanOptions(planner=name) for name in PLANNERS if name != "bbgrap")]
 RANDOM = np.random.default_rng(11)
-F = TensorProto.FLOAT
 
 
 def normal(*shape: int) -> Array:
@@ -36,9 +36,7 @@ def normal(*shape: int) -> Array:
 
 
 def saved(path: Path, nodes: list[onnx.NodeProto], shape: list[int], **weights: Array) -> Path:
-    inputs, outputs = [helper.make_tensor_value_info("x", F, shape)], [helper.make_tensor_value_info("y", F, None)]
-    graph = helper.make_graph(nodes, "edge", inputs, outputs, [numpy_helper.from_array(array, name) for name, array in weights.items()])
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+    model = model_of(nodes, {"x": shape}, {"y": None}, weights, opset=18)
     onnx.save(onnx.shape_inference.infer_shapes(model), path)
     return path
 

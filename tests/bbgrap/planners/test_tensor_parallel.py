@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from onnx import helper
 
 from bbgrap.cluster import Cluster, NodeProfile
 from bbgrap.compiler.compile import compile_plan
@@ -15,6 +15,7 @@ from bbgrap.planners.options import PlanOptions
 from bbgrap.planners.registry import make_plan
 from bbgrap.program.statistics import statistics_of
 from bbgrap.zoo.decoder import DecoderSizes, decoder
+from tests.onnx_models import model_of
 from tests.partition import assert_partition_agrees
 
 OPTIONS = PlanOptions("tensor-parallel")
@@ -92,11 +93,8 @@ def in_one(width=24, heads=3):
     """Attention whose queries, keys and values are made by one product, which is then split."""
     random = np.random.default_rng(0)
     sizes = {"qkv": (width, 3 * width), "out": (width, width)}
-    weights = [numpy_helper.from_array(random.standard_normal(size).astype(np.float32) / 5, name) for name, size in sizes.items()]
-    weights += [
-        numpy_helper.from_array(np.array(value, np.int64), name)
-        for name, value in {"thirds": [width] * 3, "heads": [0, 0, heads, width // heads], "flat": [0, 0, width]}.items()
-    ]
+    weights = {name: random.standard_normal(size).astype(np.float32) / 5 for name, size in sizes.items()}
+    weights |= {"thirds": [width] * 3, "heads": [0, 0, heads, width // heads], "flat": [0, 0, width]}
     node = helper.make_node
     nodes = [node("MatMul", ["x", "qkv"], ["all"]), node("Split", ["all", "thirds"], ["q", "k", "v"], axis=2)]
     for name, order in (("q", [0, 2, 1, 3]), ("k", [0, 2, 3, 1]), ("v", [0, 2, 1, 3])):
@@ -110,9 +108,7 @@ def in_one(width=24, heads=3):
         node("MatMul", ["joined", "out"], ["projected"]),
         node("Add", ["projected", "x"], ["y"]),
     ]
-    tensors = [helper.make_tensor_value_info(name, TensorProto.FLOAT, (1, 4, width)) for name in "xy"]
-    graph = helper.make_graph(nodes, "in one", tensors[:1], tensors[1:], weights)
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    return model_of(nodes, {"x": (1, 4, width)}, {"y": (1, 4, width)}, weights)
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ from bbgrap.errors import InputError
 from bbgrap.graph.onnx_read import ModelInput, read_model
 from bbgrap.graph.types import DType
 from bbgrap.session.signature import NodeArg, Signature
+from tests.onnx_models import model_of
 
 
 def signature(*inputs):
@@ -97,9 +98,8 @@ def test_an_array_in_place_of_its_shape_is_not_printed():
 
 @pytest.mark.parametrize("shape", [["N", 4], [3, None], [], None])
 def test_shapes_are_onnxruntimes_also_of_numbers_that_numpy_lacks(shape, tmp_path):
-    values = [onnx.helper.make_tensor_value_info(name, onnx.TensorProto.BFLOAT16, shape) for name in "xy"]
-    graph = onnx.helper.make_graph([onnx.helper.make_node("Identity", ["x"], ["y"])], "g", values[:1], values[1:])
-    onnx.save(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 19)], ir_version=9), tmp_path / "m.onnx")
+    node, kinds = onnx.helper.make_node("Identity", ["x"], ["y"]), dict.fromkeys("xy", onnx.TensorProto.BFLOAT16)
+    onnx.save(model_of([node], {"x": shape}, {"y": shape}, kinds=kinds, opset=19), tmp_path / "m.onnx")
     ours, plain = Signature.of(read_model(tmp_path / "m.onnx")), make_session(tmp_path / "m.onnx", threads=1)
     assert [arg.shape for arg in ours.inputs] == [arg.shape for arg in plain.get_inputs()]
     assert [arg.shape for arg in ours.outputs] == [arg.shape for arg in plain.get_outputs()]
