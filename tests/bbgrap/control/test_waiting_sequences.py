@@ -1,9 +1,11 @@
-"""Stories of requests of sequences that wait for others."""
+"""Stories of requests of sequences that wait for others, or for long."""
 
 from dataclasses import replace
 
 import pytest
 
+from bbgrap.control import coordinator_events as ce
+from bbgrap.control import sequences
 from bbgrap.protocol import client_messages as c
 from tests.bbgrap.control.test_sequences import OPTIONS, Counters, counters, total, with_state
 from tests.bbgrap.control.tiny_plans import plan_of
@@ -54,3 +56,32 @@ def test_a_request_that_arrives_again_after_its_answer_was_heard_only_keeps_the_
     assert wire.answer(call).fault is c.Fault.BUSY
     wire.settle()
     assert total(wire, 1, step + 1, 100) == step + 110
+
+
+def test_who_has_most_sequences_makes_room(monkeypatch):
+    monkeypatch.setattr(sequences, "MAX_SEQUENCES", 6)
+    wire = counters("a", "b")
+    assert total(wire, 1, 0, 5) == 5
+    wire.to_coordinator(ce.FromPeer(b"other", replace(wire.said_of(7, 0, 1), call=1)))
+    wire.settle()
+    for number in range(100):
+        wire.to_coordinator(ce.FromPeer(b"other", c.ForkSequence(7, 100 + number)))
+    wire.settle()
+    assert len(wire.coordinator.requests.sequences) == 6
+    assert total(wire, 1, 1, 6) == 11
+
+
+def test_a_request_that_takes_long_is_no_idleness():
+    wire = counters("a", "b")
+    assert total(wire, 1, 0, 5) == 5
+    for name in "ab":
+        wire.crash(wire.agent(name))
+    call = wire.run_of(1, 1, 6)
+    for _ in range(int(1.1 * sequences.IDLE_S)):
+        wire.pass_time(1.0)
+        wire.deliver_all()
+    for name in "ab":
+        wire.add_agent(name)
+    wire.until_answered(call)
+    wire.pass_time(0.5)
+    assert total(wire, 1, 2, 7) == 18
