@@ -20,7 +20,7 @@ KINDS: Mapping[str, str] = {
     "matvec": "matrix products with few rows, which mostly read their weights",
     "matmul_int8": "matrix products of bytes",
     "transform": "Fourier transforms",
-    "scalar": "loops over single numbers: trees, support vectors",
+    "scalar": "loops over single numbers: trees, support vectors, functions that nothing computes in vectors",
     "pool": "maxima and means over windows or whole maps",
     "normalize": "softmax, layer normalisation and the like",
     "elementwise": "functions of single elements",

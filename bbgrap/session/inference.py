@@ -136,7 +136,7 @@ class InferenceSession(OrtSurface):
         """Keep what is to be known of a model here; what onnxruntime may refuse is refused now, not by the first run."""
         self._files = ModelFiles(self._path, model.files, f"{name}.onnx" if name else "")
         if structure_fault(model) or has_foreign_operators(model):
-            confirm_runs(self._path)
+            confirm_runs(model, self._path)
         if self._sess_options.optimized_model_filepath:
             open_session(self._path, self._sess_options, {})  # writes it
         self._name = name or model.name

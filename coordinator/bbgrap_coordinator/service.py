@@ -7,9 +7,10 @@ import os
 import secrets
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import zmq
@@ -43,6 +44,8 @@ from bbgrap_coordinator.storage import Storage
 
 _COUNTER_BITS = 32
 """Of an epoch or a job: the rest is the incarnation, so that none is ever used twice."""
+NOTED_EVERY_S = 3600.0
+"""Where the token is: systems clear folders of temporary files of what is some days old."""
 
 _log = logging.getLogger("bbgrap.coordinator")
 
@@ -170,13 +173,27 @@ def _warn_of_loopback(host: str) -> None:
 
 
 def _note(address: str, token_file: Path) -> Callable[[], None]:
-    """Let commands of this user find the token; return what undoes that."""
+    """Let commands of this user find the token, as long as it is not undone; return what undoes that."""
+    ended = threading.Event()
+
+    def keep() -> None:
+        while not ended.wait(NOTED_EVERY_S):
+            with suppress(OSError):
+                note_token(address, token_file)
+
+    def undo() -> None:
+        ended.set()
+        keeper.join()
+        note.unlink(missing_ok=True)
+
     try:
         note = note_token(address, token_file)
     except OSError as error:
         _log.warning("commands on this machine do not find the token by themselves (%s); give them --token-file %s", error, token_file)
         return lambda: None
-    return lambda: note.unlink(missing_ok=True)
+    keeper = threading.Thread(target=keep, name="note", daemon=True)
+    keeper.start()
+    return undo
 
 
 def _say_how_to_join(address: str, advertise: str, keys: KeyRing) -> None:

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import onnxruntime as ort
 import pytest
+from onnx import ValueInfoProto, helper
 from onnxruntime.capi import onnxruntime_pybind11_state as ort_state
 
 from bbgrap.cluster.types import NodeProfile, Speed
@@ -194,3 +195,22 @@ def test_what_there_is_no_room_for_is_brought_and_asked_for_again_until_the_dead
         with pytest.raises(ExecutionError, match="no space left"):
             call(session)
         assert time.monotonic() - began < 2
+
+
+def test_functions_that_onnxruntime_never_ends_loading_are_loaded_inlined():
+    """A function that calls another one of its name; the checker complains about it, so it was loaded as it stands, for good."""
+    loud, soft = helper.make_opsetid("", 17), helper.make_opsetid("loc", 1)
+    outer = helper.make_function(
+        "loc",
+        "S",
+        ["a"],
+        ["b"],
+        [helper.make_node("S", ["a"], ["c"], domain="loc", overload="e"), helper.make_node("Abs", ["c"], ["b"])],
+        [loud, soft],
+    )
+    inner = helper.make_function("loc", "S", ["a"], ["b"], [helper.make_node("Neg", ["a"], ["b"])], [loud], overload="e")
+    node = helper.make_node("S", ["x"], ["y"], domain="loc")
+    graph = helper.make_graph([node], "g", [helper.make_tensor_value_info("x", 1, [2])], [ValueInfoProto(name="y")])
+    model = helper.make_model(graph, opset_imports=[loud, soft], functions=[outer, inner], ir_version=10)
+    session = InferenceSession(model.SerializeToString(), cluster=SimpleNamespace(connection=FakeConnection()))
+    assert [arg.name for arg in session.get_outputs()] == ["y"]

@@ -103,3 +103,34 @@ def test_a_transform_is_charged_for_the_length_that_signals_are_padded_to():
     graph = graph_of("DFT", inputs, output=tensor(signals, 257, 2), constants=constants, attributes=attributes, opset=20)
     expected = signals * 5 * padded * 9
     assert 0.97 * expected <= work(graph).flops <= expected
+
+
+def test_functions_that_are_computed_one_by_one_are_charged_for_every_element():
+    one, many = tensor(1, 4, 6, 8), 4 * 6 * 8
+    for op in ("Mish", "Softplus", "Sin"):
+        done = work(graph_of(op, (one,), output=one, opset=20))
+        assert (done.kind, done.flops >= 3 * many) == ("scalar", True)
+    assert work(graph_of("Relu", (one,), output=one)).kind == "elementwise"
+    reduced = graph_of("ReduceLogSumExp", (one,), output=tensor(1, 1, 1, 1))
+    assert work(reduced).flops >= 9 * many, "of what it reads"
+
+
+@pytest.mark.parametrize(("exponent", "kind"), [(2.0, "elementwise"), (3.0, "elementwise"), (1.7, "scalar")])
+def test_squares_and_cubes_are_products(exponent, kind):
+    one = tensor(1, 4, 6, 8)
+    graph = graph_of("Pow", (one, tensor()), output=one, constants={1: np.array(exponent, np.float32)})
+    assert work(graph).kind == kind
+
+
+@pytest.mark.parametrize(("axes", "kind"), [(2, "pool"), (3, "scalar")])
+def test_means_over_windows_in_space_are_computed_one_by_one(axes, kind):
+    size = (1, 4, *(8,) * axes)
+    graph = graph_of("AveragePool", (tensor(*size),), output=tensor(1, 4, *(7,) * axes), attributes={"kernel_shape": (2,) * axes})
+    assert work(graph).kind == kind
+
+
+@pytest.mark.parametrize(("axes", "kind"), [(1, "scalar"), (2, "depthwise"), (3, "scalar")])
+def test_convolutions_of_single_channels_are_blocked_in_planes_only(axes, kind):
+    size = (1, 4, *(8,) * axes)
+    inputs, attributes = (tensor(*size), tensor(4, 1, *(3,) * axes)), {"group": 4, "pads": (1,) * 2 * axes}
+    assert work(graph_of("Conv", inputs, output=tensor(*size), attributes=attributes)).kind == kind

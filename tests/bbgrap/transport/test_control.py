@@ -153,6 +153,14 @@ def test_why_no_coordinator_answers(address, said):
     assert said in str(unavailable(address, 3))
 
 
+def test_a_name_with_addresses_that_are_not_tried_is_said_to_be_one(monkeypatch):
+    found = [(socket.AF_INET6, socket.SOCK_STREAM, 6, "", ("fd00::7", 5, 0, 0))]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_: found)
+    assert "it has IPv6 addresses only" in str(unavailable("tcp://six:5", 3))
+    assert "give tcp://[fd00::7]:5" in str(unavailable("tcp://six:5", 3))
+    assert "start one with" in str(unavailable("tcp://[fd00::7]:5", 3))
+
+
 def test_a_wakeup_queue_keeps_the_order_and_wakes():
     wakeups = WakeupQueue[int]()
     poller = zmq.Poller()
