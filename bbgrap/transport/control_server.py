@@ -21,6 +21,7 @@ from bbgrap.transport.admission import KeyCheck, ThrottledListener
 from bbgrap.transport.channels import Channels
 from bbgrap.transport.control_sockets import SESSION_BYTES, is_ipv6, read_monitor, set_limits, why_unknown
 from bbgrap.transport.locks import NOBODY, ServerLock
+from bbgrap.transport.unread import Unread
 
 MAX_SESSIONS = 16_384
 """Whose connections are known; of more, those that have spoken least lately must speak first to be answered."""
@@ -34,10 +35,10 @@ def key_of(identity: bytes) -> bytes:
 
 
 class _Way(NamedTuple):
-    """How to answer a peer: ZeroMQ's number of its connection, and the file descriptor below it."""
+    """How to answer a peer: ZeroMQ's number of its connection, and what it has not read of it."""
 
     route: bytes
-    descriptor: int
+    unread: Unread
 
 
 class ControlServer:
@@ -82,13 +83,14 @@ class ControlServer:
         self._channels_first = False
 
     def send(self, identity: bytes, frames: Sequence[BytesLike]) -> bool:
-        """Send a message to a peer; one to a peer that is gone is lost. Return whether there is a connection to it."""
+        """Send a message to a peer; one to a peer that is gone, or does not read, is lost. Return whether it went its way."""
         if self.channels.send(identity, frames):
             return True
         way = self._ways.get(identity)
-        return way is not None and self._send(way, frames)
+        return way is not None and not way.unread.is_full and self._send(way, frames)
 
     def _send(self, way: _Way, frames: Sequence[BytesLike]) -> bool:
+        way.unread.sent(sum(memoryview(frame).nbytes for frame in frames))
         try:
             frame_pieces.send(self.socket, [way.route, *frame_pieces.cut(b"", frames)])
         except zmq.ZMQError as error:
@@ -128,7 +130,7 @@ class ControlServer:
         """End what `disconnect` has said farewell to."""
         for way, farewell in self._ending:
             if self._send(way, farewell):  # else it is gone, and its descriptor may be another's
-                _end(way.descriptor)
+                _end(way.unread.descriptor)
         self._ending = []
 
     def throttle(self) -> None:
@@ -151,7 +153,7 @@ class ControlServer:
         identity, route = (_decoded(text) if text else NOBODY) + session, first.bytes
         way = self._ways.get(identity)
         if way is None or way.route != route:
-            self._ways[identity] = _Way(route, int(first.get(zmq.SRCFD)))
+            self._ways[identity] = _Way(route, Unread(int(first.get(zmq.SRCFD))))
             if len(self._ways) > MAX_SESSIONS:
                 self._ways.popitem(last=False)
         self._ways.move_to_end(identity)

@@ -23,7 +23,7 @@ _PROBES = 3
 
 _INFO = struct.Struct("=8B24I4Q3I")
 """The head of Linux's `struct tcp_info`, since 4.6; times are in milliseconds, the round trip's in microseconds."""
-_PROBES_AT, _UNACKED_AT, _LAST_ACK_AT, _ROUND_TRIP_AT, _RECEIVED_AT, _UNSENT_AT = 3, 12, 20, 23, 35, 38
+_PROBES_AT, _UNACKED_AT, _LAST_ACK_AT, _ROUND_TRIP_AT, _ACKED_AT, _RECEIVED_AT, _UNSENT_AT = 3, 12, 20, 23, 34, 35, 38
 
 
 @dataclass(slots=True)
@@ -55,6 +55,12 @@ def received_bytes(connection: socket.socket) -> int:
     """Return how many bytes have come over a connection; 0 where the system does not tell."""
     fields = _fields(connection)
     return 0 if fields is None else fields[_RECEIVED_AT]
+
+
+def acknowledged_bytes(connection: socket.socket) -> int | None:
+    """Return how many bytes the other side of a connection has acknowledged; None where the system does not tell."""
+    fields = _fields(connection)
+    return None if fields is None else fields[_ACKED_AT]
 
 
 def _fields(connection: socket.socket) -> tuple[int, ...] | None:

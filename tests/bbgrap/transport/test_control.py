@@ -1,6 +1,8 @@
 import os
 import socket
 import tempfile
+import threading
+from contextlib import contextmanager, suppress
 
 import pytest
 import zmq
@@ -9,7 +11,7 @@ from bbgrap.errors import RemoteProtocolError, UsageError
 from bbgrap.protocol.addresses import split_address
 from bbgrap.protocol.directions import TO_COORDINATOR
 from bbgrap.protocol.limits import MAX_PAYLOAD_FRAMES
-from bbgrap.transport import frame_pieces
+from bbgrap.transport import frame_pieces, unread
 from bbgrap.transport.control_client import ControlClient, unavailable
 from bbgrap.transport.control_server import ControlServer, key_of
 from bbgrap.transport.control_sockets import check_address, check_host
@@ -39,6 +41,31 @@ def test_messages_go_both_ways_and_the_identity_survives_a_new_connection(contex
     server.close()
 
 
+def test_what_a_peer_does_not_read_is_bounded_in_bytes(context, monkeypatch):
+    """ZeroMQ keeps ten thousand messages for a connection, of whatever size."""
+    monkeypatch.setattr(unread, "MAX_UNREAD_BYTES", 30 << 20)
+    monkeypatch.setattr(unread, "LOOK_BYTES", 1 << 20)
+    server = ControlServer(context, "tcp://127.0.0.1:0")
+    with connection_to(server) as peer:
+        identity, _ = until(server.receive)
+        sent = sum(server.send(identity, [bytes(1 << 20)]) for _ in range(100))
+        assert 30 <= sent < 60
+        assert not server.send(identity, [b"lost"])
+        reader = threading.Thread(target=read_all, args=(peer,))
+        reader.start()
+        for _ in range(200):  # whatever has passed over a connection, only what is unread counts
+            until(lambda: server.send(identity, [bytes(1 << 20)]))
+        peer.shutdown(socket.SHUT_RDWR)
+        reader.join()
+    server.close()
+
+
+def read_all(peer):
+    with suppress(OSError):
+        while peer.recv(1 << 20):
+            pass
+
+
 def test_who_sends_what_is_no_message_is_named_and_keeps_nobody_waiting(context):
     server = ControlServer(context, "tcp://127.0.0.1:0")
     with ControlClient(context, server.address) as client:
@@ -54,14 +81,21 @@ def test_who_sends_what_is_no_message_is_named_and_keeps_nobody_waiting(context)
 
 def test_without_a_lock_nobody_says_whose_key_they_have(context):
     server = ControlServer(context, "tcp://127.0.0.1:0")
-    with socket.create_connection(("127.0.0.1", split_address(server.address)[1])) as stranger:
-        stranger.sendall(b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32))  # ZMTP 3.0's greeting
-        stranger.recv(64, socket.MSG_WAITALL)
-        ready = b"\x05READY" + known_as("Socket-Type", b"DEALER") + known_as("User-Id", b"abc")
-        stranger.sendall(bytes([4, len(ready)]) + ready + bytes([0, 20]) + bytes(20))
+    with connection_to(server):
         identity, _ = until(server.receive)
     assert key_of(identity) == NOBODY
     server.close()
+
+
+@contextmanager
+def connection_to(server):
+    """A connection of a peer that says who it is, and one message."""
+    with socket.create_connection(("127.0.0.1", split_address(server.address)[1])) as peer:
+        peer.sendall(b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32))  # ZMTP 3.0's greeting
+        peer.recv(64, socket.MSG_WAITALL)
+        ready = b"\x05READY" + known_as("Socket-Type", b"DEALER") + known_as("User-Id", b"abc")
+        peer.sendall(bytes([4, len(ready)]) + ready + bytes([0, 20]) + bytes(20))
+        yield peer
 
 
 def known_as(name, value):
