@@ -31,6 +31,7 @@ from bbgrap.transport.control_client import ControlClient, is_listening
 from bbgrap.transport.credentials import Credentials
 from bbgrap.transport.identity import TlsIdentity
 from bbgrap.transport.locks import NOBODY, ClientLock, FindLock, KeyPair, no_lock
+from bbgrap.user_folders import settings_folder
 
 AGAIN_S = 1.0
 """When it is said again that was not answered; a coordinator may be started later than its agents."""
@@ -162,7 +163,7 @@ def _ask(address: str, lock: ClientLock | None, message: Enrol) -> Enrolled:
 
 def keys_folder() -> Path:
     """Return where agents keep their keys unless they are told."""
-    home = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
+    folder = settings_folder()
     with suppress(OSError):
-        home = home.resolve()
-    return home / "bbgrap" / "keys"
+        folder = folder.resolve()
+    return folder / "keys"

@@ -18,6 +18,7 @@ from bbgrap.own_process import open_closed_streams, stop_signals
 from bbgrap.protocol.addresses import host_of
 from bbgrap.settings.options import SettingsCommand
 from bbgrap.settings.version import Version
+from bbgrap.user_folders import cache_folder
 from bbgrap_agent.worker_settings import DEFAULT_CACHE_BYTES
 
 if TYPE_CHECKING:
@@ -151,8 +152,7 @@ def _work(
     if until_eof:
         exit_with_parent(lambda: stop("its parent ended"))
     credentials = Credentials("", token_file, insecure)
-    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    cache = _made(cache_dir or home / "bbgrap" / "agent")
+    cache = _made(cache_dir or cache_folder() / "agent")
     own = None if name else OwnName(cache / "names")
     called, keys = checked_name(name) if own is None else own.name, keys_dir or keys_folder()
     address = discover(lambda at: KeyFile(keys, at, called).read() or credentials.lock(at)) if join == MDNS else check_address(join)

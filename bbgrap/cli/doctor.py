@@ -50,19 +50,18 @@ def doctor(
 
         bbgrap doctor text.onnx --input tokens=1x128 --coordinator tcp://head:7070
     """
-    import os
     from dataclasses import asdict
 
     from bbgrap.doctor.findings import exit_code, in_order
     from bbgrap.doctor.local_checks import check_here
     from bbgrap.doctor.local_facts import read_here
     from bbgrap.transport.control_sockets import check_address
+    from bbgrap.user_folders import cache_folder, settings_folder
 
     address = check_address(coordinator) if coordinator else ""
-    caches = Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()) / "bbgrap"
-    settings = Path(os.environ.get("XDG_CONFIG_HOME") or Path("~/.config").expanduser()) / "bbgrap"
+    agent, coordinators = cache_dir or cache_folder() / "agent", state_dir or cache_folder() / "coordinator"
     with step("looking at this machine"):
-        here = read_here(address, cache_dir or caches / "agent", state_dir or caches / "coordinator", keys_dir or settings / "keys")
+        here = read_here(address, agent, coordinators, keys_dir or settings_folder() / "keys")
     found = list(check_here(here, is_loaded=bool(address)))
     nodes: tuple[NodeStatus, ...] = ()
     if address and here.is_listening:

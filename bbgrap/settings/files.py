@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from bbgrap.errors import UsageError
+from bbgrap.user_folders import settings_folder
 
 CONFIG = "BBGRAP_CONFIG"
 """The environment variable that names the only file to read."""
@@ -91,10 +92,9 @@ def read_files() -> tuple[tuple[SettingsFile, ...], tuple[str, ...]]:
 
 
 def _users_file() -> Path | None:
-    folder = os.environ.get("XDG_CONFIG_HOME")
     try:
-        return (Path(folder) if folder else Path.home() / ".config") / NAME
-    except RuntimeError:  # a user without a home
+        return settings_folder().with_name(NAME)
+    except UsageError:  # a user without a home
         return None
 
 

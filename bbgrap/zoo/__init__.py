@@ -6,7 +6,6 @@ end with `_int8` are quantized, in the QDQ form. Decoders and the voice model ta
 
 from __future__ import annotations
 
-import os
 import tempfile
 from collections.abc import Callable
 from functools import partial
@@ -15,6 +14,7 @@ from pathlib import Path
 from bbgrap.errors import ModelError
 from bbgrap.graph.onnx_io import FreeAxes, free_batch, save_graph
 from bbgrap.graph.types import Graph
+from bbgrap.user_folders import cache_folder
 from bbgrap.zoo import decoder, llama, voice
 from bbgrap.zoo.convolutional import alexnet, mobilenet_v2, resnet50, resnet152, tiny, unet, vgg16
 from bbgrap.zoo.forests import forest
@@ -82,7 +82,7 @@ def materialize(name: str, cache_dir: Path | None = None) -> Path:
     """
     if name not in _BUILDERS:
         build(name)
-    directory = cache_dir or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "bbgrap" / "zoo"
+    directory = cache_dir or cache_folder() / "zoo"
     path = directory / f"{name}-{_RECIPE}.onnx"
     if not path.exists():
         try:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import secrets
 import signal
 import sys
@@ -32,6 +31,7 @@ from bbgrap.transport.local_tokens import note_token
 from bbgrap.transport.memory_broker import start_broker
 from bbgrap.transport.process import allow_many_descriptors, exit_with_parent
 from bbgrap.transport.tcp import TcpDataPlane
+from bbgrap.user_folders import cache_folder
 from bbgrap_coordinator.artifacts import ArtifactFolders
 from bbgrap_coordinator.audit import AuditLog
 from bbgrap_coordinator.input_files import InputFiles
@@ -73,8 +73,7 @@ def serve(
     Raises:
         UsageError: if an address cannot be listened on, or another coordinator uses the state directory.
     """
-    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    directory = state_dir or home / "bbgrap" / "coordinator"
+    directory = state_dir or cache_folder() / "coordinator"
     allow_many_descriptors()
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     with ExitStack() as stack:

@@ -250,7 +250,7 @@ def test_what_waits_for_the_disk_is_known(tmp_path, monkeypatch):
         def known():
             client.send(TO_COORDINATOR.encode(Ask((1, 2, 3))))
             answers = []
-            house.until(lambda: answers.append(client.receive()) or answers[-1])
+            until(lambda: answers.append(client.receive()) or answers[-1])
             return TO_CLIENT.decode(answers[-1]).known
 
         with ControlClient(house.context, house.control.address) as client:
@@ -261,8 +261,8 @@ def test_what_waits_for_the_disk_is_known(tmp_path, monkeypatch):
             assert known() == (1, 2)
             turn.set()
             files.turn.set()
-            house.until(lambda: {type(event) for event in house.script.heard} >= {ChunkWritten})
-            house.until(lambda: known() == ())
+            until(lambda: {type(event) for event in house.script.heard} >= {ChunkWritten})
+            until(lambda: known() == ())
 
     monkeypatch.setattr(ModelStore, "write", slowly)
     in_house(tmp_path, act, inputs=files, script=ForgetfulScript())
