@@ -81,6 +81,13 @@ class Client(Process):
         """Wait for a plan, as `submit` does."""
         self._drive(self._prepare(use, wait=True), lambda answer: None)
 
+    def give_up(self) -> None:
+        """Cancel what waits for the coordinator, as who is interrupted does."""
+        given_up = list(self._waiting)
+        self._waiting.clear()
+        for number in given_up:
+            self._carry(self.machine.cancel(number))
+
     def _ended(self, outcome: Outcome, answer: c.FinalAnswer) -> None:
         outcome.answers.append(answer)
         outcome.ended = self.clock.now

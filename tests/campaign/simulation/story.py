@@ -102,8 +102,8 @@ ON_HEAD = {"kill coordinator": (0.1, 2.0), "stop coordinator": (0.2, 6.0)}
 ON_PLANNER = {"planner fails": (0.5, 3.0), "planner late": (1.0, 4.0), "planner never": (0.2, 2.0), "loads fail": (0.2, 1.0)}
 ON_SCALING = {"scaling fails": (0.5, 4.0)}
 RARE = {"loads hang": (0.1, 0.5)}
-ON_CLIENTS = {"client goes": (0.1, 2.0), "client has another key": (0.0, 0.0)}
-GROUPS = ((ON_AGENTS, 6), (ON_LINES, 4), (ON_DATA, 5), (ON_HEAD, 2), (ON_PLANNER, 1.5), (RARE, 0.2), (ON_CLIENTS, 0.7))
+ON_CLIENTS = {"client goes": (0.1, 2.0), "client has another key": (0.0, 0.0), "client gives up": (0.0, 0.0)}
+GROUPS = ((ON_AGENTS, 6), (ON_LINES, 4), (ON_DATA, 5), (ON_HEAD, 2), (ON_PLANNER, 1.5), (RARE, 0.2), (ON_CLIENTS, 1.0))
 KINDS = (*(kind for group, _ in GROUPS for kind in group), *ON_SCALING)
 
 

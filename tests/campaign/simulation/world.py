@@ -214,6 +214,10 @@ class World:
                 self.loads_hang = now + fault.seconds
             case "client has another key":
                 self._another_key(self.clients[int(fault.one.split()[1])])
+            case "client gives up":
+                client = self.clients[int(fault.one.split()[1])]
+                self._nobody_waits(client)
+                client.give_up()
             case "client goes":
                 number = int(fault.one.split()[1])
                 self._client_goes(number)
@@ -274,9 +278,12 @@ class World:
         client = self.clients[number]
         client.end()
         del self.by_identity[client.identity]
+        self._nobody_waits(client)
+        self.clients[number] = self._new_client(number)
+
+    def _nobody_waits(self, client: Client) -> None:
         for outcome in self.outcomes:
             outcome.gone = outcome.gone or (outcome.client is client and not outcome.answers)
-        self.clients[number] = self._new_client(number)
 
     def heal(self) -> None:
         """Let nothing be wrong any more."""
