@@ -11,11 +11,18 @@ pytestmark = pytest.mark.cluster
 X = np.ones((8, 4), np.float32)
 
 
-@pytest.mark.parametrize("name", ["BBGRAP_TOKEN", "BBGRAP_TOKEN_FILE", "BBGRAP_INSECURE"])
-def test_credentials_for_another_cluster_do_not_matter(tmp_path, monkeypatch, name):
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["BBGRAP_TOKEN", "BBGRAP_TOKEN_FILE", "BBGRAP_INSECURE"],
+        *(pytest.param([name], marks=pytest.mark.broad) for name in ("BBGRAP_TOKEN", "BBGRAP_TOKEN_FILE", "BBGRAP_INSECURE")),
+    ],
+)
+def test_credentials_for_another_cluster_do_not_matter(tmp_path, monkeypatch, names):
     (tmp_path / "other.token").write_text("bbgrap-of-another-cluster")
     values = {"BBGRAP_TOKEN": "bbgrap-of-another-cluster", "BBGRAP_TOKEN_FILE": str(tmp_path / "other.token"), "BBGRAP_INSECURE": "1"}
-    monkeypatch.setenv(name, values[name])
+    for name in names:
+        monkeypatch.setenv(name, values[name])
     with bbgrap.LocalCluster(1, cache_dir=tmp_path / "weights") as cluster:
         (y,) = bbgrap.InferenceSession(tiny.model_bytes(), cluster=cluster, planner="single").run(None, {"x": X})
     np.testing.assert_array_equal(y, tiny.expected(X))

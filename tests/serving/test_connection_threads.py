@@ -179,6 +179,7 @@ def test_an_idle_connection_does_not_keep_a_server_from_ending(cluster, models, 
         assert "Traceback" not in server.log.read_text()
 
 
+@pytest.mark.broad
 def test_memory_is_taken_as_a_body_comes(cluster, models, tmp_path):
     """Eight heads of ninety bytes took two gigabytes."""
     head = head_of(f"Content-Length: {200 << 20}", begin="POST /v2/models/rows/infer HTTP/1.1").replace(b"Host: a", b"Host: localhost")
