@@ -139,7 +139,7 @@ def test_deadlines_end_requests(rpc):
 
 def test_a_message_that_does_not_come_is_not_waited_for(monkeypatch):
     """Calls without a message took the places of all others."""
-    monkeypatch.setattr("bbgrap.serving.grpc.BODY_S", 0.2)
+    monkeypatch.setitem(start_grpc.__globals__, "BODY_S", 0.2)  # the module may have been loaded anew by another test
 
     async def never():
         await asyncio.sleep(60)
