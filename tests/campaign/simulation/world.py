@@ -328,6 +328,10 @@ class World:
         healed = max([story.until, *ends, *faults])
         self.clock.run(healed)
         self.heal()
+        # What ends workers does so once nothing keeps it from running: it is a fault, too.
+        while any(o.trait == "kill" and not o.answers and not o.gone for o in self.outcomes):
+            self.clock.run(self.clock.now + PROBE_S)
+        healed = self.clock.now
         limit = self.checks.healed_within()
         while self.clock.now < healed + limit and not self.surprises:
             if self.probe(healed + limit):
