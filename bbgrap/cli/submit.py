@@ -118,13 +118,17 @@ def _write_outputs(folder: Path, outputs: dict[str, Any]) -> Sequence[Path]:
         array = _array(value)
         file = folder / f"{re.sub(r'[^A-Za-z0-9_.-]', '_', name).lstrip('.') or 'output'}.npy"
         file = file.with_name(f"{number}-{file.name}") if file in files else file
-        np.save(file, array.astype(str) if array.dtype.kind == "O" else array)
-        say(f"written: {file}")
+        foreign = array.dtype.kind == "V"  # of ml_dtypes, whose names numpy's files do not keep; 32 bits hold each exactly
+        np.save(file, array.astype(str) if array.dtype.kind == "O" else array.astype(np.float32) if foreign else array)
+        say(f"written: {file}" + (f", as float32: numpy's files know no {array.dtype}" if foreign else ""))
         files.append(file)
     return files
 
 
 def _summary(array: Array) -> tuple[object, object, object]:
+    import numpy as np
+
+    array = array.astype(np.float32) if array.dtype.kind == "V" else array
     if array.dtype.kind not in "fiub" or not array.size:
         return (None, None, None)
     return (float(array.min()), float(array.mean()), float(array.max()))

@@ -123,6 +123,15 @@ def test_submit_files_and_write_the_answer(run_json, here, picture, tmp_path):
     np.testing.assert_allclose(np.load(entry["file"]), expected, rtol=1e-5, atol=1e-5)
 
 
+def test_numbers_that_files_of_numpy_do_not_know_are_written_as_32_bits(run, here, tmp_path):
+    path, x = tmp_path / "bfloat16.onnx", np.array([1.0, -2.5, 3.0, 0.125], np.float32)
+    np.save(tmp_path / "four.npy", x)
+    write_model(path, [helper.make_node("Cast", ["x"], ["y"], to=onnx.TensorProto.BFLOAT16)], {"x": [4]}, ["y"], opset=19)
+    result = run("submit", path, "--input", f"x={tmp_path / 'four.npy'}", "--output", tmp_path / "out")
+    np.testing.assert_array_equal(np.load(tmp_path / "out" / "y.npy"), x, strict=True)
+    assert "as float32: numpy's files know no bfloat16" in " ".join(result.stderr.split())
+
+
 @pytest.mark.broad
 def test_transfers_in_fewer_bits_are_named_wherever_answers_are(run, run_json, here):
     report = run_json("submit", "zoo:tiny", "--planner", "bbgrap", "--verify", "--transfer-dtype", "float16")
