@@ -112,9 +112,8 @@ def _proto(graph: Graph, places: Mapping[str, tuple[int, str]], free: FreeAxes) 
     proto.graph.name = graph.name
     symbols: dict[tuple[int, int], str] = {}
     proto.graph.input.extend(_value(graph, name, free.get(name, {}), symbols, has_bodies=has_bodies) for name in graph.inputs)
-    if (
-        has_bodies and graph.hides_sizes
-    ):  # the sizes of a weight are told, unless it may be given as an input; what has no elements is a value, so it is a weight
+    if has_bodies and graph.hides_sizes:
+        # The sizes of a weight are told, unless it may be given as an input; what has no elements is a value, so it is a weight.
         empty = (weight for _, weight in sorted(graph.weights.items()) if 0 in (weight.type.shape or ()))
         proto.graph.input.extend(_without_sizes(weight.name, weight.type.dtype) for weight in empty)
     proto.graph.output.extend(_value(graph, name, free.get(name, {}), symbols, has_bodies=has_bodies) for name in graph.outputs)

@@ -182,7 +182,7 @@ _RESIZED: Mapping[str, float] = {"linear": 3.0, "cubic": 108.0}
 _AVERAGED = 2.0
 """Of an element of a window in space; windows in planes are blocked, and as fast as other pools."""
 _CONVOLVED = 0.4
-"""Of an element of a window of few channels, if it is not in a plane: one operation for four floating point ones."""
+"""Of an element of a window of few channels, if it is not in a plane: one operation for five floating point ones."""
 LOOKUPS = frozenset({"Gather", "GatherBlockQuantized"})
 """Operators that look rows of a table up."""
 _STATE_WEIGHTS = 2

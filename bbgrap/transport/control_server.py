@@ -83,16 +83,16 @@ class ControlServer:
         self._channels_first = False
 
     def send(self, identity: bytes, frames: Sequence[BytesLike]) -> bool:
-        """Send a message to a peer; one to a peer that is gone, or does not read, is lost. Return whether it went its way."""
+        """Send a message to a peer; one to a peer that is gone, or does not read, is lost. Return whether it can be reached."""
         if self.channels.send(identity, frames):
             return True
         way = self._ways.get(identity)
-        return way is not None and not way.unread.is_full and self._send(way, frames)
+        return way is not None and not way.unread.is_full() and self._send(way, frames)
 
     def _send(self, way: _Way, frames: Sequence[BytesLike]) -> bool:
-        way.unread.sent(sum(memoryview(frame).nbytes for frame in frames))
         try:
-            frame_pieces.send(self.socket, [way.route, *frame_pieces.cut(b"", frames)])
+            if frame_pieces.send(self.socket, [way.route, *frame_pieces.cut(b"", frames)]):
+                way.unread.sent(sum(memoryview(frame).nbytes for frame in frames))
         except zmq.ZMQError as error:
             if error.errno != zmq.EHOSTUNREACH:
                 raise

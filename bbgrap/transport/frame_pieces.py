@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from contextlib import suppress
 
 import zmq
 
@@ -53,13 +52,16 @@ def join(envelope: BytesLike, wire: Sequence[BytesLike]) -> list[BytesLike]:
     return frames
 
 
-def send(socket: zmq.Socket[bytes], frames: Sequence[BytesLike]) -> None:
-    """Send a multipart message; one for which there is no room is lost."""
-    with suppress(zmq.Again):
-        last = len(frames) - 1
+def send(socket: zmq.Socket[bytes], frames: Sequence[BytesLike]) -> bool:
+    """Send a multipart message; one for which there is no room is lost. Return whether there was."""
+    last = len(frames) - 1
+    try:
         for place, frame in enumerate(frames):
             flags = zmq.DONTWAIT | (zmq.SNDMORE if place < last else 0)
             socket.send(frame, flags, copy=len(frame) < _ZERO_COPY_BYTES)
+    except zmq.Again:
+        return False
+    return True
 
 
 def receive(socket: zmq.Socket[bytes], route: int) -> tuple[zmq.Frame, list[BytesLike]] | None:

@@ -32,9 +32,8 @@ class Unread:
         """Note that so many bytes go their way."""
         self.bytes += size
 
-    @property
     def is_full(self) -> bool:
-        """Whether nothing more is to be sent. What encryption adds is acknowledged with it, so all was read when as much came back."""
+        """Find out whether nothing more is to be sent; what encryption adds is acknowledged, too, and makes it a little less than it is."""
         if self.bytes - self._looked_bytes >= LOOK_BYTES or self._looked_bytes > MAX_UNREAD_BYTES:
             now = self._look()
             # Where the system does not tell, everything counts as read.

@@ -60,6 +60,22 @@ def test_what_a_peer_does_not_read_is_bounded_in_bytes(context, monkeypatch):
     server.close()
 
 
+def test_what_found_no_room_does_not_count_as_unread(context, monkeypatch):
+    monkeypatch.setattr(unread, "MAX_UNREAD_BYTES", 40 << 20)
+    monkeypatch.setattr(unread, "LOOK_BYTES", 1 << 20)
+    server = ControlServer(context, "tcp://127.0.0.1:0")
+    with connection_to(server) as peer:
+        identity, _ = until(server.receive)
+        for _ in range(40_000):  # far more than ZeroMQ keeps for a connection
+            assert server.send(identity, [bytes(2000)])
+        reader = threading.Thread(target=read_all, args=(peer,))
+        reader.start()
+        until(lambda: server.send(identity, [bytes(1 << 20)]))
+        peer.shutdown(socket.SHUT_RDWR)
+        reader.join()
+    server.close()
+
+
 def read_all(peer):
     with suppress(OSError):
         while peer.recv(1 << 20):
