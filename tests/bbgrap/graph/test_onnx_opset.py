@@ -194,7 +194,8 @@ def test_a_model_newer_than_its_operators_is_called_as_old_as_they_are(inside):
     model = old_model("Relu", latest, (MAP,), {}, inside)
     current = as_old_as_its_operators(model)
     assert current.opsets[""] == NEWEST_OPSET < latest
-    np.testing.assert_array_equal(answers(current, (MAP,)), answers(model, (MAP,)))
+    as_old = old_model("Relu", NEWEST_OPSET, (MAP,), {}, inside)  # onnxruntime 1.28 loads no newer one
+    np.testing.assert_array_equal(answers(current, (MAP,)), answers(as_old, (MAP,)))
     changed = max((s for s in onnx.defs.get_all_schemas() if not s.domain), key=lambda schema: schema.since_version)
     newest = old_model(changed.name, changed.since_version, (MAP,), {}, inside)
     assert as_old_as_its_operators(newest) is newest
