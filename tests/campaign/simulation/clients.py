@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from itertools import count
 from typing import TYPE_CHECKING
 
 from bbgrap.control import client as cm
+from bbgrap.graph.types import DType
 from bbgrap.planners.options import PlanOptions
 from bbgrap.protocol import client_messages as c
+from bbgrap.protocol.messages import TensorHeader
 from tests.campaign.simulation.clock import Process
 from tests.campaign.simulation.models import Model
 from tests.campaign.simulation.network import Line
@@ -20,6 +23,9 @@ if TYPE_CHECKING:
 TICK_S = 0.25
 RETRY = frozenset({c.Fault.UNKNOWN_MODEL, c.Fault.UNKNOWN_PLAN, c.Fault.UNAVAILABLE})
 PAUSE_S = 0.1
+STATE = (("past", "present"),)
+READS, FORKS = 0.1, 0.1
+"""How often a sequence's state is read, or another one goes on from it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,16 +36,20 @@ class Use:
     width: int = 2
     planner: str = "auto"
     objective: str = "latency"
+    state: bool = False
 
     @property
     def options(self) -> PlanOptions:
         """What is asked of a planner."""
-        return PlanOptions(planner=self.planner, objective=self.objective)
+        return PlanOptions(planner=self.planner, objective=self.objective, state=STATE if self.state else ())
 
 
 @dataclass(slots=True)
 class Outcome:
-    """What became of a request; `trait` is what is wrong with it, `answers` should be one in the end."""
+    """What became of a request; `trait` is what is wrong with it, `answers` should be one in the end.
+
+    `before` is what came before it in its sequence, `is_forked` whether that began in another one. One that reads has no token.
+    """
 
     token: str
     use: Use
@@ -51,9 +61,29 @@ class Outcome:
     gone: bool = False
     """Its client went without waiting."""
     client: Client | None = None
+    before: str = ""
+    is_forked: bool = False
 
 
-Steps = Generator[Callable[[int], c.Call], c.FinalAnswer, c.FinalAnswer]
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """Nothing is said for some seconds."""
+
+    seconds: float
+
+
+@dataclass(slots=True)
+class Sequence:
+    """A sequence as its client sees it: what its answered requests were, and on which plan."""
+
+    number: int
+    plan: str = ""
+    step: int = 0
+    before: str = ""
+    is_forked: bool = False
+
+
+Steps = Generator[Callable[[int], c.Call] | Pause, c.FinalAnswer, c.FinalAnswer]
 
 
 class Client(Process):
@@ -70,6 +100,9 @@ class Client(Process):
         self._waiting: dict[int, Callable[[c.FinalAnswer], None]] = {}
         self._plans: dict[Use, str] = {}
         self._ticking = False
+        self._sequences = count(1)
+        self._going_on: dict[int, Callable[[c.FinalAnswer], None]] = {}
+        """What goes on with a sequence whose call is given up."""
 
     # --- calls --------------------------------------------------------------------------------------------------------------------
 
@@ -83,10 +116,18 @@ class Client(Process):
 
     def give_up(self) -> None:
         """Cancel what waits for the coordinator, as who is interrupted does."""
-        given_up = list(self._waiting)
-        self._waiting.clear()
+        given_up, self._waiting = self._waiting, {}
         for number in given_up:
             self._carry(self.machine.cancel(number))
+        for number in given_up:
+            # Of a sequence the same is asked again.
+            if (go_on := self._going_on.pop(number, None)) is not None:
+                self.later(PAUSE_S, go_on, c.Failed(number, c.Fault.UNAVAILABLE, "given up"))
+
+    def begin_sequence(self, use: Use, requests: int, pause_s: float, deadline_s: float) -> None:
+        """Ask for some answers, each of which goes on from the one before."""
+        sequence = Sequence(next(self._sequences))
+        self._drive(self._run_sequence(sequence, use, requests, pause_s, deadline_s), lambda answer: None, is_sequence=True)
 
     def _ended(self, outcome: Outcome, answer: c.FinalAnswer) -> None:
         outcome.answers.append(answer)
@@ -106,7 +147,7 @@ class Client(Process):
             if not isinstance(answer, c.Failed) or answer.fault not in RETRY:
                 return answer
             self._plans.pop(outcome.use, None)
-            yield _pause
+            yield Pause(PAUSE_S)
         return answer
 
     def _prepare(self, use: Use, *, wait: bool) -> Steps:
@@ -121,19 +162,65 @@ class Client(Process):
             self._plans[use] = answer.plan
         return answer
 
-    def _drive(self, steps: Steps, ended: Callable[[c.FinalAnswer], None], answer: c.FinalAnswer | None = None) -> None:
+    def _run_sequence(self, sequence: Sequence, use: Use, requests: int, pause_s: float, deadline_s: float) -> Steps:
+        world = self.world
+        for left in range(requests, 0, -1):
+            if world.ends_sequences:
+                break
+            reads = bool(sequence.step) and world.rng.random() < READS
+            outcome = world.expect(self, use, "" if reads else f"x{len(world.outcomes)},", "", deadline_s)
+            outcome.before, outcome.is_forked = sequence.before, sequence.is_forked
+            answer = yield from self._run_step(sequence, outcome, reads=reads)
+            self._ended(outcome, answer)
+            if isinstance(answer, c.Failed):
+                sequence.plan, sequence.step, sequence.before, sequence.is_forked = "", 0, "", False
+            elif not reads:
+                sequence.step, sequence.before = sequence.step + 1, sequence.before + outcome.token
+            if sequence.step and world.rng.random() < FORKS:
+                other = replace(sequence, number=next(self._sequences), is_forked=True)
+                self.to_head.send(world.through_codec(c.ForkSequence(sequence.number, other.number), "head"))
+                self._drive(self._run_sequence(other, use, left // 2, pause_s, deadline_s), lambda answer: None, is_sequence=True)
+            yield Pause(pause_s)
+        if sequence.step:
+            self.to_head.send(world.through_codec(c.EndSequence(sequence.number), "head"))
+        return c.Failed(0, c.Fault.UNAVAILABLE, "it has ended")
+
+    def _run_step(self, sequence: Sequence, outcome: Outcome, *, reads: bool) -> Steps:
+        """Ask for one answer of a sequence until there is one."""
+        answer: c.FinalAnswer = c.Failed(0, c.Fault.UNAVAILABLE, "deadline")
+        while (left := outcome.until - self.clock.now) > 0:
+            if not sequence.plan:
+                answer = yield from self._prepare(outcome.use, wait=False)
+                sequence.plan = answer.plan if isinstance(answer, c.ModelPrepared) else ""
+            if sequence.plan:
+                answer = yield partial(_go_on, replace(sequence), left, outcome.token, reads)
+            if not isinstance(answer, c.Failed) or answer.fault not in RETRY:
+                return answer
+            if answer.fault is not c.Fault.UNAVAILABLE and sequence.step:
+                return c.Failed(0, c.Fault.STATE_LOST, "the coordinator has been started anew")
+            if not sequence.step:
+                sequence.plan = ""
+            yield Pause(PAUSE_S)
+        return answer
+
+    def _drive(
+        self, steps: Steps, ended: Callable[[c.FinalAnswer], None], answer: c.FinalAnswer | None = None, *, is_sequence: bool = False
+    ) -> None:
         """Say what a session says next."""
         try:
             make = next(steps) if answer is None else steps.send(answer)
         except StopIteration as stop:
             ended(stop.value)
             return
-        if make is _pause:
-            self.later(PAUSE_S, self._drive, steps, ended)
+        go_on = partial(self._drive, steps, ended, is_sequence=is_sequence)
+        if isinstance(make, Pause):
+            self.later(make.seconds, go_on)
             return
         self._calls += 1
         number = self._calls
-        self._waiting[number] = lambda final: self._drive(steps, ended, final)
+        self._waiting[number] = go_on
+        if is_sequence:
+            self._going_on[number] = go_on
         self._carry(self.machine.call(make(number), self.clock.now))
         if not self._ticking:
             self._ticking = True
@@ -160,6 +247,7 @@ class Client(Process):
                     self.to_head.send(self.world.through_codec(message, "head"))
                 case cm.Complete(call, answer):
                     waiting = self._waiting.pop(call, None)
+                    self._going_on.pop(call, None)
                     if waiting is None:
                         self.world.surprise(f"client {self.name}: call {call} is answered twice: {answer}")
                     else:
@@ -172,5 +260,7 @@ def _run(plan: str, left: float, token: str, record: bool, call: int) -> c.Call:
     return c.RunModel(call, plan, left, (), (token.encode(),), record)
 
 
-def _pause(call: int) -> c.Call:
-    raise AssertionError(f"call {call}: a pause is not said")
+def _go_on(sequence: Sequence, left: float, token: str, reads: bool, call: int) -> c.Call:
+    inputs = () if reads else (TensorHeader("x", DType.UINT8, (len(token),)),)
+    payload = () if reads else (token.encode(),)
+    return c.RunModel(call, sequence.plan, left, inputs, payload, False, sequence.number, sequence.step, reads)

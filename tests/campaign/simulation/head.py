@@ -14,9 +14,10 @@ from bbgrap.control.planned_variant import PlannedVariant
 from bbgrap.control.saved_state import SavedState, StoredPlan
 from bbgrap.errors import RemoteProtocolError
 from bbgrap.protocol import client_messages as c
+from bbgrap.protocol.data import SequenceStart
 from tests.campaign.simulation.clock import Process
 from tests.campaign.simulation.executor import Deployment, Executor, Key
-from tests.campaign.simulation.models import scaled, standby_of, variants_of
+from tests.campaign.simulation.models import scaled, standby_of, variants_of, with_state
 from tests.campaign.simulation.network import Frame
 from tests.campaign.simulation.workers import record_of
 
@@ -65,7 +66,7 @@ class Head(Process):
             verify_fraction=VERIFIED * (world.story.seed % 2),
         )
         self.machine = CoordinatorMachine(settings, stored, world.clock.now)
-        self.executor = Executor(self, world.data, self._compute, self._done)
+        self.executor = Executor(self, world.data, self._compute, self._done, self._lost, 0)
         self.pingers: set[str] = set()
         self.planning: set[int] = set()
         self._synced = 0.0
@@ -79,7 +80,7 @@ class Head(Process):
         self.do(self._take, frame)
 
     def _take(self, frame: Frame) -> None:
-        if frame[0] == "data":
+        if frame[0] in {"data", "state", "keep"}:
             self.executor.take(frame)
         elif frame[0] == "ping" and frame[2] in self.pingers:
             self.world.data.send(self, frame[2], ("pong", frame[1]))
@@ -94,6 +95,9 @@ class Head(Process):
 
     def _compute(self, key: Key, segment: str, token: str, then: Callable[[str], None]) -> None:
         raise AssertionError("the host computes nothing")
+
+    def _lost(self, key: Key) -> None:
+        raise AssertionError("the host keeps no state")
 
     def _done(self, key: Key, token: str, recorded: bool) -> None:
         host = self.executor.deployments[key[0]].schedule.host
@@ -136,23 +140,28 @@ class Head(Process):
                 self.world.to_client(identity, answer)
             case coordinator_instructions.StartRequest(epoch, number):
                 if epoch in executor.deployments:
-                    executor.begin((epoch, number), recorded=instruction.record, feed=token_of(instruction.payload))
+                    start = SequenceStart(instruction.sequence, instruction.before, instruction.record, instruction.reads)
+                    feed, start_or_none = token_of(instruction.payload), start if start.sequence else None
+                    executor.begin((epoch, number), recorded=instruction.record, feed=feed, start=start_or_none)
                 else:
                     reason = "the host does not have the deployment"
                     self.later(0.0, self.handle, ce.RequestBroke(number, c.Fault.EXECUTION, reason))
             case coordinator_instructions.DropRequest(epoch, number):
                 executor.end((epoch, number))
-            case coordinator_instructions.HostDeploy(epoch, schedule, peers):
-                executor.deployments[epoch] = Deployment(schedule, (), {peer.device: peer.address for peer in peers})
+            case coordinator_instructions.KeepState(epoch, number, other):
+                executor.tell_heir(epoch, number, other)
+            case coordinator_instructions.HostDeploy(epoch, schedule, peers, further, reading):
+                addresses = {peer.device: peer.address for peer in peers}
+                executor.deployments[epoch] = Deployment(schedule, (), addresses, further, reading)
             case coordinator_instructions.HostRelease(epoch):
                 executor.remove(epoch)
             case coordinator_instructions.HostPings(peers):
                 self.pingers = {peer.address for peer in peers}
             case coordinator_instructions.StartPlanning():
                 self._plan(instruction)
-            case coordinator_instructions.StartStandby(job, files):
+            case coordinator_instructions.StartStandby(job, files, state):
                 model = self.world.models[files[0].name.removesuffix(".onnx")]
-                self._make(job, lambda: (standby_of(model),), 0.1)
+                self._make(job, lambda: (standby_of(model, keeps_state=bool(state), joins=self.world.story.joins),), 0.1)
             case coordinator_instructions.CancelPlanning(job):
                 self.planning.discard(job)
             case coordinator_instructions.WriteChunk(identity, chunk, size):
@@ -199,10 +208,11 @@ class Head(Process):
 
         def make() -> tuple[PlannedVariant, ...]:
             known = [made[base.place] for base in job.bases if (made := self.disk.made.get(base.job))]
-            if known:
-                return () if self.world.scaling_fails > self.clock.now else scaled(model, cluster, known[0], width)
+            if known and self.world.scaling_fails > self.clock.now:
+                return ()
             # What it was to be like may be gone since: then it is searched for.
-            return variants_of(model, cluster, options.planner, options.objective)
+            found = scaled(model, cluster, known[0], width) if known else variants_of(model, cluster, options.planner, options.objective)
+            return tuple(with_state(each, joins=self.world.story.joins) for each in found) if options.state else found
 
         self._make(job.job, make, self.world.story.planner_s)
 

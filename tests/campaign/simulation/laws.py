@@ -5,6 +5,7 @@ from __future__ import annotations
 from bbgrap.control.planning import MAX_AHEAD
 from bbgrap.control.plans import MAX_DEATHS, ServedPlan
 from bbgrap.control.scaled_plans import answer_more_at_once
+from bbgrap.control.sequences import fits
 from tests.campaign.simulation.head import Head
 
 
@@ -64,10 +65,21 @@ def state_faults(head: Head) -> list[str]:  # noqa: C901 - one branch per law
             and any(not v.queue.running if plan.is_stream else v.queue.has_room for v in plan.serving)
         ):
             first = requests.open[plan.waiting[0]]
+            places = [v for v in plan.serving if v.queue.has_room] if first.sequence is not None else []
+            if first.sequence is not None and (
+                requests.sequences.home(first.sequence) or not any(fits(v, first.sequence, first) for v in places)
+            ):
+                continue
             if not first.lost and first.broken < MAX_DEATHS and not first.blamed and first.held is None:
                 stuck = [m.name for m in machine.members.alive() if m.beat.request and m.beat.seconds > 0.3]
                 if not stuck:
                     faults.append(f"request {first.number} waits for plan {plan.key[:8]}, which has room")
+    sequences = requests.sequences._known.values()
+    if requests.sequences._kept != sum(given.price for sequence in sequences for given in sequence.given or ()):
+        faults.append("bytes of inputs that are kept are wrong")
+    asked = {id(request.sequence) for request in requests.open.values()}
+    if stuck := [sequence.label for sequence in sequences if sequence.is_open and id(sequence) not in asked]:
+        faults.append(f"{stuck} wait for requests that are not open")
     if sum(plan.ahead is not None for plan in plans) > MAX_AHEAD:
         faults.append("too many plans are held that are not earned")
     ahead = [plan.key[:8] for plan in plans if plan.job is not None and plan.job.is_ahead]

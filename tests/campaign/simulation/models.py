@@ -1,12 +1,13 @@
 """Models of the simulation: what they take, what a planner makes of them, and the one right answer to every input.
 
 A tensor is a text: an input, and what models have made of it. A segment whose inputs come from different requests makes `MIXED` of them.
+The state of a sequence is what all of its inputs were, one after the other.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 import numpy as np
@@ -15,10 +16,11 @@ from bbgrap.cluster.types import Cluster
 from bbgrap.compiler.artifacts import Artifacts, DeviceArtifacts, SegmentModel, WeightRef
 from bbgrap.control.planned_variant import SCALED_FROM, PlannedVariant
 from bbgrap.control.uploads import offer_digest
-from bbgrap.graph.types import DType, TensorType
+from bbgrap.graph.types import Array, DType, TensorType
 from bbgrap.graph.weights import digest_of
 from bbgrap.protocol.client_messages import ModelFile
-from bbgrap.runtime.schedule import BufferSpec, LocalJoin, LocalPart, LocalReceive, LocalRun, LocalSend, Schedule
+from bbgrap.runtime.joined_requests import JoinedInput
+from bbgrap.runtime.schedule import BufferSpec, LocalJoin, LocalPart, LocalReceive, LocalRun, LocalSend, LocalStep, Schedule
 
 MIXED = "mixed"
 SKELETON_DIGEST = "ab" * 32
@@ -73,6 +75,16 @@ def joined(buffers: Mapping[int, str], places: Sequence[int]) -> str:
         return buffers[places[0]]
     distinct = {buffers[place] for place in places}
     return distinct.pop() if len(distinct) == 1 else MIXED
+
+
+def state_of(text: str) -> Array:
+    """Return a state as agents keep it, uint8 [letters]."""
+    return np.frombuffer(text.encode(), np.uint8)
+
+
+def text_of(state: Array) -> str:
+    """Return the text of a state."""
+    return bytes(state).decode()
 
 
 @cache
@@ -142,11 +154,63 @@ def single(model: Model, devices: int, device: int) -> Artifacts:
     return Artifacts(parts, host, weights)
 
 
+FURTHER = 10_000
+"""What the messages of further requests of a sequence have beyond those of the first."""
+ANY = BufferSpec("x", DType.UINT8, None)
+"""An input of any length."""
+
+
+def with_state(plan: PlannedVariant, *, joins: bool) -> PlannedVariant:
+    """Return a plan whose devices keep what came before; where it `joins`, several requests may run again as one."""
+    artifacts = plan.artifacts
+    joinings = {"x": JoinedInput("row", 0)} if joins else {}
+    devices = tuple(
+        replace(part, schedule=_keeping(part.schedule), further=_going_on(part.schedule), segments=_whole(part.segments))
+        for part in artifacts.devices
+    )
+    host = _of_any_length(artifacts.host)
+    return replace(plan, artifacts=Artifacts(devices, host, artifacts.weights, _with_other_messages(host), joinings))
+
+
+def _of_any_length(schedule: Schedule) -> Schedule:
+    return replace(schedule, buffers=(ANY, *schedule.buffers[1:]))
+
+
+def _with_other_messages(schedule: Schedule) -> Schedule:
+    """Return a schedule whose messages are not those of the first requests of sequences."""
+    steps = tuple(
+        replace(step, message=FURTHER + step.message) if isinstance(step, LocalSend | LocalReceive) else step for step in schedule.steps
+    )
+    return replace(schedule, steps=steps)
+
+
+def _keeping(schedule: Schedule) -> Schedule:
+    """Return what a device does that keeps what it receives first."""
+    return replace(_of_any_length(schedule), results=(0,)) if schedule.steps else schedule
+
+
+def _going_on(schedule: Schedule) -> Schedule:
+    """Return what a device does that puts what it receives first behind what it has kept."""
+    if not schedule.steps:
+        return schedule
+    first, *others = _with_other_messages(schedule).steps
+    assert isinstance(first, LocalReceive)
+    held, came = len(schedule.buffers), len(schedule.buffers) + 1
+    pieces = tuple((LocalPart(buffer, None), None) for buffer in (held, came))
+    steps: tuple[LocalStep, ...] = (replace(first, buffers=(came,)), LocalJoin(0, pieces), *others)
+    return replace(schedule, buffers=(ANY, *schedule.buffers[1:], ANY, ANY), steps=steps, feeds=(held,), results=(0,))
+
+
+def _whole(segments: tuple[SegmentModel, ...]) -> tuple[SegmentModel, ...]:
+    return tuple(replace(segment, whole=not cost_of(segment.name)[2]) for segment in segments)
+
+
 @cache
-def standby_of(model: Model) -> PlannedVariant:
+def standby_of(model: Model, *, keeps_state: bool, joins: bool) -> PlannedVariant:
     """The whole model for one device."""
     memory = 2 * MEMORY if model.trait == "large" else model.weight_bytes
-    return PlannedVariant("standby", single(model, 1, 0), {"planner": "standby", "memory_bytes": memory})
+    made = PlannedVariant("standby", single(model, 1, 0), {"planner": "standby", "memory_bytes": memory})
+    return with_state(made, joins=joins) if keeps_state else made
 
 
 def variants_of(model: Model, cluster: Cluster, planner: str, objective: str) -> tuple[PlannedVariant, ...]:

@@ -13,7 +13,8 @@ GIVEN_UP_S = 3.0
 """How long a data connection is silent until its sender's kernel gives it up, with what it has not delivered."""
 
 Frame = tuple[Any, ...]
-"""("data", epoch, request, message, source, token, recorded), ("ping", number, address) or ("pong", number)."""
+"""("data", epoch, request, message, source, token, recorded), ("state", epoch, request, 0, source, how it begins, recorded),
+("keep", epoch, sequence, other), ("ping", number, address) or ("pong", number)."""
 
 
 class Line:

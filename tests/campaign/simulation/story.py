@@ -36,13 +36,18 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """A client asks for something. Traits: "", "slow", "kill", "hang", "fail", "record", "prepare"."""
+    """A client asks for something. Traits: "", "slow", "kill", "hang", "fail", "record", "prepare", "sequence".
+
+    Of a sequence it is so many `requests`, with a pause after each.
+    """
 
     at: float
     client: int
     use: int
     trait: str = ""
     deadline_s: float = 40.0
+    requests: int = 1
+    pause_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +70,9 @@ class Story:
     same_ports: bool = False
     codec: bool = False
     max_waiting: int = 256
+    state_bytes: int = 1 << 20
+    joins: bool = False
+    """Whether several requests of a sequence may run again as one."""
 
     @property
     def length(self) -> int:
@@ -108,9 +116,38 @@ KINDS = (*(kind for group, _ in GROUPS for kind in group), *ON_SCALING)
 
 
 def draw(seed: int) -> Story:
-    """Return the story of a seed; half of them are with further shapes."""
-    story, rng = _draw(seed), random.Random(f"further shapes {seed}")
-    return story if rng.random() < 0.5 else _with_shapes(story, rng)
+    """Return the story of a seed; half of them are with further shapes, a quarter with sequences."""
+    story, rng, other = _draw(seed), random.Random(f"further shapes {seed}"), random.Random(f"sequences {seed}")
+    story = story if rng.random() < 0.5 else _with_shapes(story, rng)
+    return _with_sequences(story, other) if other.random() < 0.25 else story
+
+
+def _with_sequences(story: Story, rng: random.Random) -> Story:
+    """Return a story in which sequences of requests of one model go on from what was before, several at once."""
+    model = rng.choice([model for model in story.models if not model.trait] or story.models)
+    planner, objective = rng.choice((("auto", "latency"), ("auto", "latency"), ("rows", "latency"), ("auto", "throughput")))
+    use = Use(model.name, 2, planner, objective, state=True)
+    # There is room for so many plans only.
+    place = min(len(story.uses), 2)
+    uses = (*story.uses[:place], use, *story.uses[place + 1 :])
+    wishes = [
+        Wish(
+            round(rng.uniform(0.0, story.until), 3),
+            rng.randrange(story.clients),
+            place,
+            "sequence",
+            requests=rng.choice((2, 5, 10, 20)),
+            pause_s=rng.choice((0.0, 0.05, 0.3)),
+        )
+        for _ in range(rng.choice((1, 2, 3, 6)))
+    ]
+    return replace(
+        story,
+        uses=uses,
+        wishes=tuple(sorted((*story.wishes, *wishes), key=lambda wish: wish.at)),
+        state_bytes=rng.choice((1 << 20, 1 << 20, 1 << 20, 400)),
+        joins=rng.random() < 0.5,
+    )
 
 
 def _with_shapes(story: Story, rng: random.Random) -> Story:

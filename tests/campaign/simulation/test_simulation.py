@@ -6,6 +6,7 @@ from collections import defaultdict
 
 import pytest
 
+from bbgrap.control.sequence import Sequence
 from tests.campaign.simulation.network import DataNetwork
 from tests.campaign.simulation.shrink import play, shrink
 from tests.campaign.simulation.story import KINDS, MANY_FROM, draw
@@ -23,6 +24,8 @@ waited for; all requests waited for a plan to be timed, which waited for the pro
 was lost of a request between an idle agent and one that was at others; a model
 that a worker loaded when the system wanted memory was blamed for what another one did to the next worker."""
 
+GIVEN_UP_IN_A_SEQUENCE = 2639
+
 pytestmark = pytest.mark.simulation
 
 
@@ -36,6 +39,16 @@ def test_there_are_few_agents_and_many():
     assert few == set(range(1, 5))
     assert min(many) == 5
     assert max(many) == 20
+
+
+def test_a_quarter_of_the_stories_have_sequences():
+    assert 50 < sum(any(wish.trait == "sequence" for wish in draw(seed).wishes) for seed in range(300)) < 100
+
+
+def test_a_state_that_is_one_request_too_new_is_found(monkeypatch):
+    """Its client had given that request up, and asks again: without going back it counts twice."""
+    monkeypatch.setattr(Sequence, "go_back", lambda sequence: None)
+    assert "wrong answer" in play(draw(GIVEN_UP_IN_A_SEQUENCE))[0]
 
 
 def test_every_kind_of_fault_is_drawn():

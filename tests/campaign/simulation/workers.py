@@ -15,6 +15,7 @@ from bbgrap.cluster.types import LinkProfile, NodeProfile, Speed
 from bbgrap.control import agent_events as ae
 from bbgrap.protocol import messages as m
 from bbgrap.runtime.recording import Record, StepLabel
+from bbgrap.runtime.schedule import reading_of
 from tests.campaign.simulation.clock import Process
 from tests.campaign.simulation.executor import Deployment, Executor, Key
 from tests.campaign.simulation.models import cost_of
@@ -44,7 +45,7 @@ class Worker(Process):
         super().__init__(agent.clock)
         self.agent, self.world = agent, agent.world
         self.name, self.address = agent.name, agent.address
-        self.executor = Executor(self, agent.world.data, self._compute, self._done)
+        self.executor = Executor(self, agent.world.data, self._compute, self._done, self._lost, agent.world.story.state_bytes)
         self.loading = 0
         self.load_began = self.load_limit_s = 0.0
         self.hangs = False
@@ -66,7 +67,7 @@ class Worker(Process):
         self.do(self._take, frame)
 
     def _take(self, frame: Frame) -> None:
-        if frame[0] == "data":
+        if frame[0] in {"data", "state", "keep"}:
             self.executor.take(frame)
         elif frame[0] == "ping":
             self.executor.post(partial(self._answer, frame))
@@ -147,6 +148,9 @@ class Worker(Process):
         if recorded:
             device = self.agent.device_of(key[0])
             self.agent.hear(m.Recorded(*key, record_of(device)))
+
+    def _lost(self, key: Key) -> None:
+        self.agent.hear(m.RequestFailed(*key, "its state is not here", lost=True))
 
     # --- what the nanny tells -------------------------------------------------------------------------------------------------------
 
@@ -254,7 +258,9 @@ class Worker(Process):
             if self.world.loads_fail > self.clock.now:
                 said(ae.DeploymentLoaded(epoch, 0.1, "no memory"))
                 return
-            deployment = Deployment(deploy.schedule, names, {peer.device: peer.address for peer in deploy.peers})
+            reading = reading_of(deploy.further)[0] if deploy.further and all(segment.whole for segment in deploy.segments) else None
+            addresses = {peer.device: peer.address for peer in deploy.peers}
+            deployment = Deployment(deploy.schedule, names, addresses, deploy.further, reading)
             self.executor.post(lambda: install(deployment))
 
         def install(deployment: Deployment) -> None:

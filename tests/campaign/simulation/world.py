@@ -23,6 +23,8 @@ CODECS = {"head": TO_COORDINATOR, "agent": TO_AGENT, "client": TO_CLIENT}
 MAILBOX = 2000
 """Messages that wait for a coordinator that is not there."""
 PROBE_S = 0.25
+AFTER_S = 1.0
+"""How long sequences go on after the last fault."""
 SERVICE_S = 0.2
 """Until a service manager starts again what has ended."""
 
@@ -45,6 +47,7 @@ class World:
         """Until when loads that hung are ended, one after the other, each with all that its worker has loaded."""
         self.planner_fails = self.planner_late = self.planner_never = self.scaling_fails = self.loads_fail = self.loads_hang = 0.0
         self.outcomes: list[Outcome] = []
+        self.ends_sequences = False
         self.agents: dict[str, Agent] = {}
         self.by_identity: dict[bytes, Agent | Client] = {}
         self.shut_out: set[bytes] = set()
@@ -144,17 +147,22 @@ class World:
         client, use = self.clients[wish.client], self.story.uses[wish.use]
         if wish.trait == "prepare":
             client.do(client.prepare, use)
+        elif wish.trait == "sequence":
+            client.do(client.begin_sequence, use, wish.requests, wish.pause_s, wish.deadline_s)
         else:
             self.ask(client, use, wish.trait, wish.deadline_s)
 
     def ask(self, client: Client, use: Use, trait: str, deadline_s: float) -> Outcome:
         """Ask for an answer."""
         token = f"x{len(self.outcomes)}{f'!{trait}' if trait in {'slow', 'kill', 'hang', 'fail'} else ''}"
-        now = self.clock.now
-        outcome = Outcome(token, use, trait, now, now + deadline_s, [])
-        self.outcomes.append(outcome)
-        outcome.client = client
+        outcome = self.expect(client, use, token, trait, deadline_s)
         client.do(client.request, outcome, trait == "record")
+        return outcome
+
+    def expect(self, client: Client, use: Use, token: str, trait: str, deadline_s: float) -> Outcome:
+        """Note that a client will ask for an answer."""
+        outcome = Outcome(token, use, trait, self.clock.now, self.clock.now + deadline_s, [], client=client)
+        self.outcomes.append(outcome)
         return outcome
 
     # --- faults -------------------------------------------------------------------------------------------------------------------
@@ -328,6 +336,7 @@ class World:
         healed = max([story.until, *ends, *faults])
         self.clock.run(healed)
         self.heal()
+        self.clock.after(AFTER_S, self._end_sequences)
         # What ends workers does so once nothing keeps it from running: it is a fault, too.
         while any(o.trait == "kill" and not o.answers and not o.gone for o in self.outcomes):
             self.clock.run(self.clock.now + PROBE_S)
@@ -343,6 +352,9 @@ class World:
         self.clock.run(self.clock.now + 1.5)
         self.checks.at_end()
         return self.surprises
+
+    def _end_sequences(self) -> None:
+        self.ends_sequences = True
 
     def probe(self, until: float) -> bool:
         """Ask for answers of the plans that do not serve as they should; returns whether all do.
