@@ -76,8 +76,8 @@ class Sequences:
         if not plan.state:
             return (Fault.INPUT, f"{what}: its plan was asked for without state; prepare the model with it"), []
         if known is not None and known.is_open:
-            # Who has heard the first answer to a request that arrived twice need not know of the second.
-            fault = Fault.BUSY if known.is_repeated else Fault.INPUT
+            # Who has heard the first answer to a request that arrived twice need not know of the second, nor who asks for the same again.
+            fault = Fault.BUSY if known.is_repeated or message.step <= known.steps else Fault.INPUT
             return (fault, f"{what}: its request before is not answered yet; they run one after the other"), []
         if message.reads and (not message.step or message.inputs):
             return (Fault.INPUT, f"{what}: its state is read after a request of it, and without inputs"), []

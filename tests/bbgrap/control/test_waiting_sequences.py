@@ -85,3 +85,15 @@ def test_a_request_that_takes_long_is_no_idleness():
     wire.until_answered(call)
     wire.pass_time(0.5)
     assert total(wire, 1, 2, 7) == 18
+
+
+@pytest.mark.parametrize("step", [0, 1])
+def test_who_asks_for_the_same_again_while_it_runs_is_told_to_come_again(step):
+    """A coordinator that was started anew may refuse a request that arrived twice, learn its plan, and run it the second time."""
+    wire = counters("a", "b")
+    assert [total(wire, 1, before, 1) for before in range(step)] == [1] * step
+    first, again = wire.run_of(1, step, 10), wire.run_of(1, step, 10)
+    wire.deliver_all()
+    assert wire.answer(again).fault is c.Fault.BUSY
+    wire.until_answered(first)
+    assert total(wire, 1, step, 10) == step + 10

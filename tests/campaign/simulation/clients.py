@@ -194,9 +194,9 @@ class Client(Process):
                 sequence.plan = answer.plan if isinstance(answer, c.ModelPrepared) else ""
             if sequence.plan:
                 answer = yield partial(_go_on, replace(sequence), left, outcome.token, reads)
-            if not isinstance(answer, c.Failed) or answer.fault not in RETRY:
+            if not isinstance(answer, c.Failed) or answer.fault not in {*RETRY, c.Fault.BUSY}:
                 return answer
-            if answer.fault is not c.Fault.UNAVAILABLE and sequence.step:
+            if answer.fault in {c.Fault.UNKNOWN_MODEL, c.Fault.UNKNOWN_PLAN} and sequence.step:
                 return c.Failed(0, c.Fault.STATE_LOST, "the coordinator has been started anew")
             if not sequence.step:
                 sequence.plan = ""
