@@ -20,6 +20,7 @@ from dataclasses import dataclass
 
 from bbgrap.graph.types import Array
 from bbgrap.runtime.execution import Kernel
+from bbgrap.transport.shared_memory import make_memory
 
 _KERNEL = struct.Struct("=QQQQQQ")
 _LOAD = struct.Struct("=QQ")
@@ -125,9 +126,8 @@ class WorkerProgress:
 
 def shared_memory() -> int:
     """Return a file descriptor of new memory for a `WorkerProgress`; no name leads to it."""
-    if hasattr(os, "memfd_create"):
-        descriptor: int = os.memfd_create("bbgrap-progress")
-    else:
+    descriptor = make_memory("bbgrap-progress")
+    if descriptor is None:
         with tempfile.TemporaryFile() as file:
             descriptor = os.dup(file.fileno())
     os.ftruncate(descriptor, _SIZE)

@@ -57,6 +57,18 @@ def listen() -> tuple[str, socket.socket] | None:
     return name, listener
 
 
+def make_memory(label: str) -> int | None:
+    """Return the descriptor of new memory, an empty file that no name leads to; None where the system has no such thing, or forbids it.
+
+    Sandboxes do (seccomp), and systems on which nothing in memory may be run (vm.memfd_noexec=2).
+    """
+    if sys.platform != "linux":
+        return None
+    with contextlib.suppress(OSError, AttributeError):
+        return os.memfd_create(label)
+    return None
+
+
 def make_sealed(label: str, nbytes: int) -> int:
     """Return the descriptor of new memory whose size nobody can change; the label is for those who look at a process.
 

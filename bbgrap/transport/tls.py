@@ -15,6 +15,7 @@ from contextlib import contextmanager
 
 from bbgrap.protocol.messages import BytesLike
 from bbgrap.transport.identity import TlsIdentity, fingerprint_of
+from bbgrap.transport.shared_memory import make_memory
 
 RECORD_BYTES = 16 << 10
 """What a record holds."""
@@ -45,14 +46,14 @@ def client_context(identity: TlsIdentity, side: int = ssl.PROTOCOL_TLS_CLIENT) -
 
 @contextmanager
 def _path_of(content: bytes) -> Iterator[str]:
-    """Give a path at which OpenSSL can read something: in memory, or where that is missing in a file that only this user can read."""
-    if not hasattr(os, "memfd_create"):
+    """Give a path at which OpenSSL can read something: in memory, or where there is none in a file that only this user can read."""
+    descriptor = make_memory("identity")
+    if descriptor is None:
         with tempfile.NamedTemporaryFile() as file:
             file.write(content)
             file.flush()
             yield file.name
         return
-    descriptor = os.memfd_create("identity")
     try:
         os.write(descriptor, content)
         yield f"/proc/self/fd/{descriptor}"

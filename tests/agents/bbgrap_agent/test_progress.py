@@ -10,6 +10,8 @@ from bbgrap_agent.progress import MOST_USED, WorkerActivity, WorkerProgress, sha
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.bbgrap.transport.locked import forbidden
+
 
 @pytest.fixture
 def both():
@@ -40,6 +42,17 @@ def test_kernels_and_loads_are_seen_apart(both):
     writer.begin(5, 7)
     writer.end()
     assert reader.read().busy_ns > after.busy_ns > 0
+
+
+def test_where_a_sandbox_forbids_memory_a_file_is_shared(monkeypatch):
+    monkeypatch.setattr(os, "memfd_create", forbidden)
+    descriptor = shared_memory()
+    writer, reader = WorkerProgress(descriptor), WorkerProgress(descriptor)
+    os.close(descriptor)
+    writer.begin_load(9)
+    assert reader.read().loading == 9
+    writer.close()
+    reader.close()
 
 
 def test_a_kernel_that_fails_has_ended(both):

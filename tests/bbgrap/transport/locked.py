@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import queue
 import time
 
@@ -43,6 +45,11 @@ class LockedPlane(TcpDataPlane):
         self.connect = lambda address, fingerprint="": self._outbox.connect(
             address, fingerprint or (cluster.planes[address].fingerprint if address in cluster.planes else "")
         )
+
+
+def forbidden(*_: object) -> int:
+    """Answer as a call that a sandbox forbids."""
+    raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
 
 
 def share_memory(sender: LockedPlane, target: LockedPlane) -> None:

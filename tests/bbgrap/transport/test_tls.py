@@ -1,6 +1,7 @@
 """The locked data plane: it keeps the laws of the plain one, and nobody else is heard."""
 
 import contextlib
+import os
 import queue
 import select
 import socket
@@ -16,7 +17,7 @@ from bbgrap.transport.framing import GREETING, frame_head
 from bbgrap.transport.tcp import TcpDataPlane
 from bbgrap.transport.tls import RECORD_BYTES, client_context, records
 from tests.bbgrap.transport.check_transport import check_transport, receive
-from tests.bbgrap.transport.locked import LockedCluster, share_memory
+from tests.bbgrap.transport.locked import LockedCluster, forbidden, share_memory
 from tests.waiting import until
 
 
@@ -62,6 +63,11 @@ def test_the_laws_hold():
 def test_the_laws_hold_for_who_computes():
     cluster = LockedCluster()
     check_transport(lambda: cluster.open(computes=True))
+
+
+def test_the_laws_hold_where_a_sandbox_forbids_memory(monkeypatch):
+    monkeypatch.setattr(os, "memfd_create", forbidden)
+    check_transport(LockedCluster(shares_memory=True).open)
 
 
 def test_a_closed_plane_may_be_told_of_peers():
