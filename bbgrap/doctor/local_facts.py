@@ -76,7 +76,7 @@ def read_here(address: str, cache: Path, state: Path, keys: Path) -> LocalFacts:
         Folder("weights of agents", str(cache), "--cache-dir", write_fault(cache)),
         Folder("state of a coordinator", str(state), "--state-dir", write_fault(state)),
         Folder("keys of agents", str(keys), "--keys-dir", write_fault(keys)),
-        Folder("temporary files", tempfile.gettempdir(), "TMPDIR", write_fault(Path(tempfile.gettempdir()))),
+        _temporary(),
     )
     machine = read_machine(cache, "localhost")
     at = address or f"tcp://127.0.0.1:{DEFAULT_PORT}"
@@ -96,6 +96,14 @@ def read_here(address: str, cache: Path, state: Path, keys: Path) -> LocalFacts:
         is_listening=is_listening(at, _CONNECT_S),
         encoding=sys.getfilesystemencoding(),
     )
+
+
+def _temporary() -> Folder:
+    try:
+        folder = tempfile.gettempdir()
+    except OSError:  # Python has tried to write to all of them
+        return Folder("temporary files", "/tmp, and what is used in its place,", "TMPDIR", "none takes a file")  # noqa: S108 - only named
+    return Folder("temporary files", folder, "TMPDIR", write_fault(Path(folder)))
 
 
 def look_up(name: str) -> ResolvedHost:

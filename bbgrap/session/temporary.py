@@ -8,10 +8,19 @@ import tempfile
 import weakref
 from pathlib import Path
 
+from bbgrap.errors import UsageError
+
 
 def folder_of(owner: object, prefix: str) -> Path:
-    """Make a folder that ends with its owner; a fork child has but a copy of the owner, and leaves the folder alone."""
-    folder = Path(tempfile.mkdtemp(prefix=prefix))
+    """Make a folder that ends with its owner; a fork child has but a copy of the owner, and leaves the folder alone.
+
+    Raises:
+        UsageError: if there is no place for temporary files.
+    """
+    try:
+        folder = Path(tempfile.mkdtemp(prefix=prefix))
+    except OSError as error:
+        raise UsageError(f"temporary files: {error.strerror}; set TMPDIR to a folder that can be written") from error
     weakref.finalize(owner, _remove, folder, os.getpid())
     return folder
 

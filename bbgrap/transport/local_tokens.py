@@ -25,7 +25,11 @@ _MAX_PATH = 4096
 
 
 def _folder() -> Path:
-    """Return the folder of this user's notes, which others cannot replace where they cannot rename: the sticky bit sees to that."""
+    """Return the folder of this user's notes, which others cannot replace where they cannot rename: the sticky bit sees to that.
+
+    Raises:
+        OSError: if there is no folder for temporary files.
+    """
     if sys.platform == "win32":
         raise NotImplementedError("coordinators do not run on Windows")
     return Path(tempfile.gettempdir()) / f"bbgrap-{os.geteuid()}-coordinators"
@@ -73,8 +77,8 @@ def find_token(address: str) -> Path | None:
         return None
     names = (address, f"tcp://127.0.0.1:{port}", f"tcp://*:{port}") if host in {"localhost", "127.0.0.1"} else (address, f"tcp://*:{port}")
     for name in names:
-        note = _folder() / _name(name)
-        with suppress(OSError, ValueError):
+        with suppress(OSError, ValueError):  # also where this user has no folder for temporary files
+            note = _folder() / _name(name)
             if _is_own(note.parent, stat.S_ISDIR) and _is_own(note, stat.S_ISREG):
                 with note.open() as stream:
                     path = stream.read(_MAX_PATH + 1)

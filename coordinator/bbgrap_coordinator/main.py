@@ -89,6 +89,11 @@ def main(
             raise
         typer.echo(f"bbgrap-coordinator: {error}", err=True)
         raise typer.Exit(1) from error
+    except OSError as error:  # descriptors, processes, a folder for temporary files
+        if debug:
+            raise
+        typer.echo(f"bbgrap-coordinator: the system refuses what it needs: {error}; --debug shows where", err=True)
+        raise typer.Exit(1) from error
 
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, context_settings={"help_option_names": ["-h", "--help"]})

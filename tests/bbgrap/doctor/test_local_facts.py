@@ -5,6 +5,7 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import psutil
@@ -104,3 +105,10 @@ def test_a_folder_that_cannot_even_be_looked_at_is_a_finding(tmp_path, monkeypat
     monkeypatch.setattr(Path, "exists", refused)
     assert local_facts.write_fault(tmp_path / "cache") == "Permission denied"
     assert free_bytes(tmp_path / "cache") == 0
+
+
+def test_a_machine_without_a_place_for_temporary_files_is_looked_at(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "_candidate_tempdir_list", lambda: ["/dev/null"])
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    found = [each for each in check_here(read(tmp_path)) if each.about == "folder, temporary files"]
+    assert [(each.severity, "TMPDIR" in each.advice) for each in found] == [("error", True)]

@@ -1,9 +1,11 @@
 """Temporary folders end with their owners."""
 
 import os
+import tempfile
 
 import pytest
 
+from bbgrap.errors import UsageError
 from bbgrap.session.temporary import folder_of
 
 
@@ -28,3 +30,10 @@ def test_a_fork_child_leaves_it_alone(monkeypatch):
         del owner
         assert folder.exists()
     folder.rmdir()
+
+
+def test_without_a_place_for_temporary_files_it_is_said_what_to_set(monkeypatch):
+    monkeypatch.setattr(tempfile, "_candidate_tempdir_list", lambda: ["/dev/null"])  # as Python finds it in a read-only container
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    with pytest.raises(UsageError, match="set TMPDIR to a folder that can be written"):
+        folder_of(Owner(), "bbgrap-test-")

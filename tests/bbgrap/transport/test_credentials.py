@@ -2,6 +2,7 @@
 
 import os
 import re
+import tempfile
 
 import pytest
 
@@ -105,3 +106,9 @@ def test_a_note_is_believed_for_this_machine_and_from_this_user_alone(tmp_path):
     note.symlink_to(tmp_path / "aside")
     assert find_token(HERE) is None
     assert os.stat(path).st_size  # noqa: PTH116 - the token itself was not touched
+
+
+def test_where_nothing_temporary_can_be_written_there_is_no_local_token(monkeypatch):
+    monkeypatch.setattr(tempfile, "_candidate_tempdir_list", lambda: ["/dev/null"])
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    assert find_token(HERE) is None

@@ -27,6 +27,14 @@ def test_what_stays_wrong_ends_it_so_that_units_do_not_start_it_again(tmp_path, 
     assert (done.returncode, "expected" in done.stderr) == (2, True), done.stderr
 
 
+def test_a_system_that_grants_too_little_is_named_in_a_line(tmp_path):
+    command = [sys.executable, "-m", "bbgrap_coordinator.main", "--state-dir", str(tmp_path), "--bind", "127.0.0.1:0"]
+    few = ["bash", "-c", f"ulimit -n 24; exec {shlex.join(command)}"]
+    done = subprocess.run(few, capture_output=True, text=True, env=ENVIRONMENT, timeout=60, check=False, input="")
+    assert (done.returncode, "Traceback" in done.stderr) == (1, False), done.stderr
+    assert "the system refuses what it needs: [Errno 24] Too many open files" in done.stderr
+
+
 def test_it_serves_without_standard_streams(tmp_path):
     """As it is started by what makes daemons."""
     command = [sys.executable, "-m", "bbgrap_coordinator.main", "--state-dir", str(tmp_path), "--bind", "127.0.0.1:0"]
