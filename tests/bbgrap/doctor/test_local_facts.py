@@ -86,6 +86,13 @@ def test_memory_of_a_container_and_its_throttling(tmp_path):
     assert (facts.free_memory_bytes, facts.quota_cores, facts.throttled) == (700_000, 1.5, 0.25)
 
 
+def test_the_memory_of_a_container_is_all_there_is(tmp_path):
+    """512 MiB of it, and 23.5 GiB in the machine: 181 MiB were said to be free of these."""
+    limits = {"a/memory.max": str(512 << 20), "a/memory.current": str(331 << 20), "a/memory.stat": "inactive_file 0"}
+    facts = read_machine(tmp_path, "localhost", tree(tmp_path / "root", "0::/a\n", limits))
+    assert (facts.free_memory_bytes >> 20, facts.memory_bytes >> 20) == (181, 512)
+
+
 def test_a_real_quota_is_named():
     files = {"": {"cpu.cfs_period_us": "100000", "cpu.cfs_quota_us": "50000"}, "v2": {"cpu.max": "50000 100000"}}
     with real_group("cpu", files) as folder:
