@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -67,7 +68,7 @@ class LocalCluster(OwnCluster):
         self._host = host
         self._cache_dir = cache_dir
         self.logs = folder_of(self, "bbgrap-")
-        cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+        cores = _cores_to_give()
         self._cores: dict[str, list[int]] = {}
         self._free_cores = cores if pin and len(cores) >= agents * threads else []
         try:
@@ -180,6 +181,18 @@ class LocalCluster(OwnCluster):
             for name in sorted(missing):
                 self._check_alive(name, deadline)
             time.sleep(0.02)
+
+
+def _cores_to_give() -> list[int]:
+    """Return the cores that children can be bound to; none where the system has no such thing, or a sandbox forbids it."""
+    if sys.platform != "linux":
+        return []
+    try:
+        cores = os.sched_getaffinity(0)
+        os.sched_setaffinity(0, cores)  # changes nothing; what is refused here is refused to children, too
+    except (OSError, AttributeError):
+        return []
+    return sorted(cores)
 
 
 def end_of(log: Path, lines: int = 20) -> str:

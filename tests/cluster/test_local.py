@@ -1,9 +1,13 @@
 """Clusters on this machine: what the surroundings say is for others, and agents that come after one was killed."""
 
+import errno
+import os
+
 import numpy as np
 import pytest
 
 import bbgrap
+from bbgrap.bench import bound_to
 from bbgrap.errors import UsageError
 from tests.cluster import tiny
 
@@ -26,6 +30,16 @@ def test_credentials_for_another_cluster_do_not_matter(tmp_path, monkeypatch, na
     with bbgrap.LocalCluster(1, cache_dir=tmp_path / "weights") as cluster:
         (y,) = bbgrap.InferenceSession(tiny.model_bytes(), cluster=cluster, planner="single").run(None, {"x": X})
     np.testing.assert_array_equal(y, tiny.expected(X))
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="only Linux binds processes to cores")
+def test_where_a_sandbox_binds_nobody_to_cores_agents_have_all_of_them(tmp_path, monkeypatch):
+    def refuse(*_):
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+
+    monkeypatch.setattr(os, "sched_setaffinity", refuse)
+    with bbgrap.LocalCluster(1, cache_dir=tmp_path) as cluster, bound_to(frozenset({0})):
+        assert [node.cores for node in cluster.connection.nodes()] == [len(os.sched_getaffinity(0))]
 
 
 @pytest.mark.faults
