@@ -215,7 +215,7 @@ IN_BYTES = (BRINGING, FEEDING)
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """What is done for a call now; not a final answer. `done` and `total` are bytes for the stages of `IN_BYTES`."""
+    """What is done for a call now; not a final answer. `done` and `total` are bytes for the stages of `IN_BYTES`, 0 if none is counted."""
 
     call: int
     stage: Name
@@ -227,7 +227,7 @@ class Progress:
         """What people read."""
         if self.stage in IN_BYTES:
             return f"{self.stage} {self.done / 1e6:,.1f} of {self.total / 1e6:,.1f} MB"
-        return f"{self.stage} {self.done} of {self.total}"
+        return f"{self.stage} {self.done} of {self.total}" if self.total else self.stage
 
 
 @dataclass(frozen=True, slots=True)

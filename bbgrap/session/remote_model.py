@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -23,7 +24,7 @@ from bbgrap.errors import ExecutionError, InputError
 from bbgrap.graph.types import Array, DType
 from bbgrap.planners.options import AUTO, InputValues, PlanOptions
 from bbgrap.program.dictionaries import have_few_values
-from bbgrap.protocol.client_messages import ModelPrepared, PrepareModel, RunModel, RunResult
+from bbgrap.protocol.client_messages import ModelPrepared, PrepareModel, Progress, RunModel, RunResult
 from bbgrap.protocol.faults import Fault
 from bbgrap.protocol.limits import MAX_HEADER_BYTES, MAX_MESSAGE_BYTES, MAX_PAYLOAD_FRAMES, MAX_TENSOR_BYTES
 from bbgrap.protocol.messages import TensorHeader
@@ -43,6 +44,8 @@ _PAUSE_S, _LONGEST_PAUSE_S = 0.01, 0.5
 """Between two tries to do something that a coordinator has no room for now: doubled each time, up to the longest."""
 _LONGEST_WAIT_S = 5.0
 """And as long as the last try has taken, up to this."""
+_TOLD_AFTER_S, _TOLD_EVERY_S = 5.0, 60.0
+"""How long something is tried again until the log says why, and how often it does: people think that it hangs."""
 
 _PASSING = frozenset({Fault.BUSY, Fault.UNKNOWN_MODEL, Fault.UNKNOWN_PLAN})
 """What is over when it is tried again: there is room, or the model was brought, and the plan asked for, once more."""
@@ -87,6 +90,7 @@ class RemoteModel:
         self._waits = waits
         self._deadline_s = deadline_s
         self._on_progress = on_progress
+        self._told = -math.inf
         self._forget_plans()
 
     def with_signature(self, signature: Signature) -> Self:
@@ -248,11 +252,21 @@ class RemoteModel:
                 wait_s = max(pause, min(time.monotonic() - began, _LONGEST_WAIT_S, left_s() / 2)) if is_busy else pause
                 if left_s() <= pause or failed.answer.fault not in _PASSING:
                     raise failed.error from None
-                if not is_busy:
+                if is_busy:
+                    self._say(failed.answer.reason, self._deadline_s - left_s())
+                else:
                     with self._lock:
                         self._plans.clear()
             self.connection.stops.pause(wait_s)
             pause = min(2 * pause, _LONGEST_PAUSE_S)
+
+    def _say(self, reason: str, waited_s: float) -> None:
+        """Say why something is tried again: to who hears of progress at once, else in the log, if it takes long."""
+        if self._on_progress is not None:
+            self._on_progress(Progress(0, f"tried again: {reason}", 0, 0))
+        elif waited_s > _TOLD_AFTER_S and (now := time.monotonic()) > self._told + _TOLD_EVERY_S:
+            self._told = now
+            _log.warning("model '%s' is tried again until its deadline of %g s: %s", self.name, self._deadline_s, reason)
 
 
 def _keep(known: dict[Shapes, R], shapes: Shapes, value: R) -> None:

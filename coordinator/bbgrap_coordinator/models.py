@@ -144,7 +144,7 @@ class ModelStore:
         free = shutil.disk_usage(self.directory).free - MIN_FREE_BYTES
         if size > free:
             kept = f"beside {MIN_FREE_BYTES >> 20} MiB that stay free"
-            raise OSError(errno.ENOSPC, f"a file of {size} bytes; there is room for {max(0, free)} {kept}")
+            raise OSError(errno.ENOSPC, f"a file of {size} bytes; there is room for {max(0, free)} {kept}; make some there")
         self._find_place([other for other in self._arriving if other[0] == key[0]], MAX_OF_CLIENT, "of this client ", now)
         self._find_place(list(self._arriving), MAX_ARRIVING, "", now)
         self._parts += 1

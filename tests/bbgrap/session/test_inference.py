@@ -18,6 +18,7 @@ from bbgrap.graph.onnx_write import write_graph
 from bbgrap.planners.options import PlanOptions
 from bbgrap.protocol.client_messages import Failed, ModelMissing, OfferModel, PrepareModel
 from bbgrap.protocol.faults import Fault
+from bbgrap.session import remote_model
 from bbgrap.session.calls import CallFailedError
 from bbgrap.session.inference import InferenceSession
 from bbgrap.session.stops import Stops
@@ -195,6 +196,22 @@ def test_what_there_is_no_room_for_is_brought_and_asked_for_again_until_the_dead
         with pytest.raises(ExecutionError, match="no space left"):
             call(session)
         assert time.monotonic() - began < 2
+
+
+def test_who_waits_for_room_is_told_why(monkeypatch, caplog):
+    """Bringing a model to a coordinator with a full disk: for five minutes nobody said a word."""
+    told: list[str] = []
+    cluster = SimpleNamespace(connection=BusyConnection(OfferModel, 2))
+    with pytest.raises(AskedError):
+        InferenceSession("zoo:tiny", cluster=cluster, on_progress=lambda now: told.append(getattr(now, "text", ""))).prepare(
+            {"input": (1, 3, 32, 32)}
+        )
+    assert [text for text in told if "again" in text] == 2 * ["tried again: no space left"]
+    assert not caplog.messages
+    monkeypatch.setattr(remote_model, "_TOLD_AFTER_S", 0.02)
+    with pytest.raises(AskedError):
+        InferenceSession("zoo:tiny", cluster=SimpleNamespace(connection=BusyConnection(OfferModel, 6))).prepare({"input": (1, 3, 32, 32)})
+    assert caplog.messages == ["model 'tiny-1' is tried again until its deadline of 300 s: no space left"]
 
 
 def test_functions_that_onnxruntime_never_ends_loading_are_loaded_inlined():
