@@ -92,6 +92,10 @@ class Member:
         """Whether heartbeats are missing: it may be gone."""
         return now - self.heard > QUIET_S
 
+    def was_ended_loading(self, epoch: int) -> bool:
+        """Whether its latest worker that ended by what it did loaded an epoch then; its connections broke with it, for no other reason."""
+        return self.worker_lost is not None and self.worker_lost.loading == epoch and self.worker_lost.ended_by.guilty
+
     def take(self, beat: Heartbeat, now: float) -> None:
         """Note what its worker does."""
         if beat.seconds > 0 or beat.steps != self.beat.steps:

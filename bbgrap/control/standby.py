@@ -127,8 +127,7 @@ class Standbys:
 
     def _is_in_doubt(self, variant: Variant) -> bool:
         """Whether a worker has ended while it loaded a copy and computed something else: either may have ended it."""
-        lost = [member.worker_lost for member in self.members.living(variant.parts) if member.worker_lost is not None]
-        return any(each.loading == variant.epoch and each.ended_by.guilty for each in lost)
+        return any(member.was_ended_loading(variant.epoch) for member in self.members.living(variant.parts))
 
     def _queue(self, variant: Variant) -> int:
         """Return how many variants the agent of a copy has still to load."""

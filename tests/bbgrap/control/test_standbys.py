@@ -10,12 +10,12 @@ from bbgrap.control import coordinator_events as ce
 from bbgrap.control import coordinator_instructions
 from bbgrap.control.coordinator_settings import Settings
 from bbgrap.control.planning import STANDBY_FIRST_S, standby_key
-from bbgrap.control.plans import FIRST_AGAIN_S, IN_USE_S
+from bbgrap.control.plans import FIRST_AGAIN_S, IN_USE_S, MAX_DEATHS
 from bbgrap.control.standby import MAX_STANDBYS, MUCH_TO_LOAD
 from bbgrap.control.uploads import offer_digest
 from bbgrap.planners.options import PlanOptions
 from bbgrap.protocol import client_messages as c
-from bbgrap.protocol.messages import Deploy, EndedBy
+from bbgrap.protocol.messages import Deploy, DeploymentFailed, EndedBy, WorkerLost
 from tests.bbgrap.control.tiny_plans import FILE, MODEL, standby_of
 from tests.bbgrap.control.wire import Wire, joined_wire, prepare_message, ready_wire
 
@@ -115,6 +115,23 @@ def test_a_second_agent_loads_a_model_that_is_asked_for_once_that_has_answered()
     wire.settle()
     assert isinstance(wire.answer(call), c.RunResult)
     assert {name for variant in standby.variants for name in variant.parts} == {"a", "b"}
+
+
+def test_a_node_whose_worker_ends_of_a_copy_is_left_alone_for_a_while_though_its_connections_broke_with_it():
+    """In a container with too little memory its worker was ended every eight seconds: its links were in doubt, and nothing counted."""
+    wire = ready_wire("a", "b")
+    wire.until_answered(wire.run())
+    (standby,) = wire.coordinator.standbys.by_model.values()
+    standby.is_proven = True
+    for _ in range(MAX_DEATHS):
+        assert not standby.refused
+        (copy,) = [variant for variant in standby.variants if "b" in variant.parts]
+        wire.to_coordinator(ce.HostLinkBroken(wire.coordinator.members.by_name["b"].join.data_address))
+        wire.say("b", WorkerLost("out of memory", 0, 0, EndedBy.MEMORY, copy.epoch))
+        wire.say("b", DeploymentFailed(copy.epoch, "out of memory"))
+        assert copy not in standby.variants
+    assert standby.refused == {"b": "agent 'b' cannot run the deployment: out of memory"}
+    assert [list(variant.parts) for variant in standby.variants] == [["a"]]
 
 
 @pytest.mark.parametrize("others", [MUCH_TO_LOAD - 1, MUCH_TO_LOAD])
