@@ -272,7 +272,7 @@ class WeightStore:
                 self._make_room(path.parent)
         except OSError as error:
             # A full disk costs memory, and a later transfer, not this deployment.
-            _log.warning("weight %s is not kept on disk: %s", digest[:12], error.strerror)
+            _log.warning("weight %s is not kept on disk: %s", digest[:12], error.strerror or f"{error}: is the disk full?")
             if draft is not None:
                 draft.unlink(missing_ok=True)
             return False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -119,7 +120,11 @@ def _write_outputs(folder: Path, outputs: dict[str, Any]) -> Sequence[Path]:
         file = folder / f"{re.sub(r'[^A-Za-z0-9_.-]', '_', name).lstrip('.') or 'output'}.npy"
         file = file.with_name(f"{number}-{file.name}") if file in files else file
         foreign = array.dtype.kind == "V"  # of ml_dtypes, whose names numpy's files do not keep; 32 bits hold each exactly
-        np.save(file, array.astype(str) if array.dtype.kind == "O" else array.astype(np.float32) if foreign else array)
+        try:
+            np.save(file, array.astype(str) if array.dtype.kind == "O" else array.astype(np.float32) if foreign else array)
+        except OSError as error:  # numpy counts what was written, and does not say what hindered it
+            reason = error.strerror or f"not all of it was written ({error}): is the disk full?"
+            raise OSError(error.errno or errno.EIO, reason, str(file)) from error
         say(f"written: {file}" + (f", as float32: numpy's files know no {array.dtype}" if foreign else ""))
         files.append(file)
     return files

@@ -156,6 +156,15 @@ def test_what_a_full_disk_does_not_take_stays_in_memory_until_it_is_loaded(full)
     assert sum(array.nbytes for array in store._memory.values()) <= 1000
 
 
+def test_what_numpy_counts_instead_of_naming_is_said_to_be_a_full_disk(tmp_path, monkeypatch, caplog):
+    def refuse(*_args, **_kwargs):
+        raise OSError("250 requested and 100 written")  # as `ndarray.tofile` says it, without an error number
+
+    monkeypatch.setattr(weights.np, "save", refuse)
+    put(WeightStore(tmp_path, memory_bytes=1000), 0)
+    assert [text.partition(": ")[2] for text in caplog.messages] == ["250 requested and 100 written: is the disk full?"]
+
+
 def test_what_no_deployment_needs_goes_first(full):
     store = WeightStore(full, memory_bytes=1000)
     store.missing(digests(0, 1, 2))

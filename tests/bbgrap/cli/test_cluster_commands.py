@@ -163,6 +163,15 @@ def test_a_measurement_judges_doubtful_answers_when_it_is_over(run_json, here, i
         assert result["same_by"] == "float64"
 
 
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="only Linux has a disk that is always full")  # noqa: PTH110 - a device
+def test_an_answer_that_a_full_disk_does_not_take_is_not_called_a_fault_of_bbgrap(run, here, tmp_path):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "output.npy").symlink_to("/dev/full")
+    result = run("submit", "zoo:tiny", "--batch", 2000, "--planner", "single", "--output", tmp_path / "out")
+    assert result.exit_code == 1
+    assert any(f"output.npy': {why}" in result.stderr for why in ("No space left on device", "not all of it was written")), result.stderr
+
+
 def test_submit_random_inputs_says_so(run, here):
     result = run("submit", "zoo:tiny", "--batch", 2, "--planner", "single")
     assert result.exit_code == 0
