@@ -4,7 +4,8 @@ Laws: a request that is blamed runs again where it has ended a worker, so that t
 is not run again, nor planned for other shapes, and everybody who waits for it is told how they ended. A model's plans that have answered
 nothing yet count together: what one of them does to workers, those for other shapes do, too. One that has answered keeps what it has
 loaded, and is tried again after a while, longer each time: a request may have been too large for these machines, and others are not. So
-is one for which memory was missing, when it is asked for: there may be more by then.
+is one for which memory was missing, when it is asked for: there may be more by then. Where one node alone lacks memory to load what
+another one has loaded, that node is left alone for a while, and nothing else.
 """
 
 from __future__ import annotations
@@ -126,7 +127,7 @@ class Blame:
             request.deaths.append(death)
         plan.deaths.append(death)
         deaths = self._deaths(epoch)
-        if len(deaths) >= MAX_DEATHS:
+        if len(deaths) >= MAX_DEATHS and not _is_for_one_node(plan, deaths):
             return self._quarantine(plan, variant, request, deaths, now)
         return [] if request is None else self._fail_deadly(request)
 
@@ -189,6 +190,13 @@ class Blame:
         going = [] if plan.is_proven else list(plan.variants)
         dropped = [instruction for variant in going for instruction in self.requests.recovery.drop(variant)]
         return [*self.planning.cancel(plan), *dropped]
+
+
+def _is_for_one_node(plan: ServedPlan, deaths: Sequence[Death]) -> bool:
+    """Whether only one node lacks the memory to load what another one has loaded: its load is tried again later and later, then."""
+    agents = {death.agent for death in deaths}
+    lack_memory = all(death.by_loading and death.ended_by is EndedBy.MEMORY for death in deaths)
+    return len(agents) == 1 and lack_memory and any(other.is_ready and agents.isdisjoint(other.parts) for other in plan.variants)
 
 
 def _said(deaths: Sequence[Death]) -> str:

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from bbgrap.control.blame import FIRST_QUARANTINE_S
+from bbgrap.control.plans import MAX_DEATHS
 from bbgrap.control.request import Request
 from bbgrap.protocol import client_messages as c
 from bbgrap.protocol import messages as m
@@ -32,6 +33,18 @@ def test_plans_of_a_model_that_have_answered_nothing_count_together():  # 202249
     assert not one.variants
     assert not proven.quarantine
     assert proven.variants
+
+
+@pytest.mark.parametrize("ended_by", [m.EndedBy.MEMORY, m.EndedBy.CRASH])
+def test_a_node_without_memory_for_a_model_does_not_take_it_from_another_one_that_has_it(ended_by):
+    """A container with too little memory, and a machine with much: nobody answered for a minute."""
+    wire = standby_wire()
+    (standby,) = wire.coordinator.standbys.by_model.values()
+    for _ in range(MAX_DEATHS):
+        (well,), (copy,) = ([each for each in standby.variants if name in each.parts] for name in "ab")
+        wire.say("b", m.WorkerLost("it ended", 0, 0, ended_by, copy.epoch))
+        wire.say("b", m.DeploymentFailed(copy.epoch, "it ended"))
+    assert (well in standby.variants) != bool(standby.quarantine) == (ended_by is m.EndedBy.CRASH)
 
 
 def test_a_worker_that_ended_once_is_not_counted_twice():  # 50194: its control connection repeated what it said
