@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import stat
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -136,7 +137,9 @@ def read_model(path: Path) -> OnnxModel:
     try:
         str(path).encode()
     except UnicodeEncodeError:
-        raise ModelError(f"model '{path}': its path is no text in UTF-8, and onnxruntime opens no such files; rename it") from None
+        # Python takes letters for bytes where the locale has none of them, as POSIX has with PYTHONUTF8=0: then the name is right.
+        advice = "rename it" if sys.getfilesystemencoding() == "utf-8" else "rename it, or set PYTHONUTF8=1 if its name is right"
+        raise ModelError(f"model '{path}': its path is no text in UTF-8, and onnxruntime opens no such files; {advice}") from None
     try:
         proto = onnx.ModelProto.FromString(_content(path))
     except (ProtobufError, MemoryError):

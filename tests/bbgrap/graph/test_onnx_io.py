@@ -119,6 +119,13 @@ def test_a_path_that_is_no_text_is_refused_in_words(tmp_path):
         read_model(path)
 
 
+@pytest.mark.parametrize("encoding", ["ascii", "utf-8"])
+def test_a_path_that_the_locale_does_not_read_is_not_only_to_be_renamed(monkeypatch, encoding):
+    monkeypatch.setattr("sys.getfilesystemencoding", lambda: encoding)
+    with pytest.raises(ModelError, match=r"rename it, or set PYTHONUTF8=1 if its name is right$" if encoding == "ascii" else "rename it$"):
+        read_model(Path("gr\udcc3\udcbcn.onnx"))
+
+
 def test_what_the_checker_says_refuses_no_file(load, tmp_path):
     load([helper.make_node("Nonsense", ["x"], ["y"])], {"x": [4]}, {"y": [4]})
     assert "Nonsense" in checker_fault(tmp_path / "model.onnx")
