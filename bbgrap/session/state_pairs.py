@@ -20,11 +20,16 @@ StateOption = Mapping[str, str] | Literal["auto"]
 
 _NAMES = (
     (r"past_key_values", "present"),
-    (r"^past", "present"),
-    *((r"\Z", end) for end in ("_out", "_output", "n", "N", ".next")),
+    (r"(^|(?<=[._]))past", "present"),
+    (r"_in\Z", "_out"),
+    (r"(?<=\d)i\Z", "o"),
+    (r"0\Z", "n"),
+    *((r"\Z", end) for end in ("_out", "_output", "n", "N", ".next", "_next", "_new")),
     *((r"^(in|input)(?=[_.])", begin) for begin in ("out", "output")),
+    *((r"^(prev_)?", begin) for begin in ("next_", "new_", "r_")),
 )
-"""How exporters call the output that an input becomes: transformers, Optimum, torch, Silero, and ours."""
+"""How exporters call the output that an input becomes: transformers, Optimum, torch, Silero, ours; NeMo, icefall and WeNet, whose models
+hear speech chunk by chunk; and filters of sound and of films (`cache_in`, `r1i`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +72,8 @@ def pairs_of(state: StateOption, signature: Signature, model: str) -> tuple[tupl
         if name not in inputs or output not in outputs:
             known = f"inputs {', '.join(inputs)}; outputs {', '.join(outputs)}"
             raise UsageError(f"state '{name}': '{output}' of model '{model}': expected an input and an output, of {known}")
+        if (kept := inputs[name]).type == outputs[output].type and not _is_of_numbers(kept):
+            raise UsageError(f"state '{name}' of model '{model}': expected a tensor of numbers, which agents keep, got {kept.type}")
         if not _is_like(inputs[name], outputs[output]):
             raise UsageError(
                 f"state '{name}' of model '{model}': expected tensors of one type and rank, got {inputs[name].declared} as input "
@@ -104,9 +111,14 @@ def _key(arg: NodeArg) -> tuple[str, tuple[int | str | None, ...]]:
     return arg.type, tuple(arg.shape)
 
 
+def _is_of_numbers(arg: NodeArg) -> bool:
+    """Whether it is a tensor, and of no texts."""
+    return arg.dtype is not DType.STRING and (arg.dtype is not DType.OTHER or arg.code is not None)
+
+
 def _is_like(one: NodeArg, other: NodeArg) -> bool:
     """Whether two tensors may be one state: of one type, and of sizes that differ along one axis at most, as far as they are known."""
-    if one.type != other.type or one.dtype is DType.STRING or (one.dtype is DType.OTHER and one.code is None):
+    if one.type != other.type or not _is_of_numbers(one):
         return False
     if not one.has_rank or not other.has_rank:
         return True

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from onnx import helper
 
 from bbgrap.errors import UsageError
 from bbgrap.graph.types import DType
@@ -36,6 +37,19 @@ CELL, ROW = (DType.FLOAT, (2, 1, 8)), (DType.FLOAT, ("batch", 8))
         ({"x": ROW, "cache": CELL}, {"y": ROW, "cache_out": CELL}, {"cache": "cache_out"}),
         ({"x": ROW, "w": CELL}, {"loss": (DType.FLOAT, ()), "w.next": CELL}, {"w": "w.next"}),
         ({"x": (DType.INT64, (1,)), "memory": CELL}, {"y": ROW, "what": CELL}, {"memory": "what"}),
+        *(
+            ({"x": ROW, one: CELL, other: CELL}, {"y": ROW, after: CELL, later: CELL}, {one: after, other: later})
+            for one, after, other, later in (
+                ("cache_in", "cache_out", "lookahead_in", "lookahead_out"),
+                ("r1i", "r1o", "r2i", "r2o"),
+                ("h0", "hn", "c_0", "c_n"),
+                ("cache_params.past.conv.0", "cache_params.present.conv.0", "cache_params.past.ssm.0", "cache_params.present.ssm.0"),
+                ("cache_last_channel", "cache_last_channel_next", "cache_last_time", "cache_last_time_next"),
+                ("cached_key_0", "new_cached_key_0", "embed_states", "new_embed_states"),
+                ("att_cache", "r_att_cache", "cnn_cache", "r_cnn_cache"),
+                ("prev_h", "next_h", "prev_c", "next_c"),
+            )
+        ),
     ],
 )
 def test_pairs_are_found(inputs, outputs, pairs):
@@ -56,6 +70,19 @@ def test_what_is_no_state_is_refused(state, said):
     model = signature({"x": row, "z": row}, {"a": row, "b": (DType.INT64, (3,)), "c": row})
     with pytest.raises(UsageError, match=said):
         pairs_of(state, model, "m")
+
+
+@pytest.mark.parametrize(
+    ("dtype", "onnx", "text"),
+    [
+        (DType.STRING, b"", r"tensor\(string\)"),
+        (DType.OTHER, helper.make_sequence_type_proto(helper.make_tensor_type_proto(1, None)).SerializeToString(), "seq"),
+    ],
+)
+def test_what_agents_do_not_keep_is_refused_for_what_it_is(dtype, onnx, text):
+    one, other = (NodeArg(name, dtype, [], has_rank=False, onnx=onnx) for name in ("last", "last_out"))
+    with pytest.raises(UsageError, match=f"expected a tensor of numbers, .* got {text}"):
+        pairs_of({"last": "last_out"}, Signature((one,), (other,)), "m")
 
 
 def test_types_alone_do_not_say_which_of_all_inputs_is_no_state():
