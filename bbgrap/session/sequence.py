@@ -48,6 +48,7 @@ class StatefulRuns:
         self._plan: PreparedPlan | None = None
         self.epoch = 0
         """What answered the latest request, as the `epoch` of a prepared plan: another number says that something else did."""
+        self._is_closed = False
         self._lock = threading.Lock()
         full, pairs = model.signature, model.options.state
         held, kept = {name for name, _ in pairs}, {output for _, output in pairs}
@@ -68,6 +69,7 @@ class StatefulRuns:
         Calls of several threads run one after the other.
 
         Raises:
+            UsageError: if it was closed.
             InputError: if a name, dtype or shape does not fit the model.
             StateLostError: if the state is gone; `reset` begins again.
             ExecutionError: if the request failed; running it again is harmless.
@@ -92,6 +94,7 @@ class StatefulRuns:
 
         def work(left_s: LeftS) -> RunResult:
             with self._model.connection.stops.holding(self._lock, left_s):
+                self._check_open()
                 if self._plan is None:
                     result = self._first(feed, left_s, record)
                 else:
@@ -104,6 +107,11 @@ class StatefulRuns:
 
         result = self._model.retrying(work)
         return outputs_of(result, self._given, chosen, self._model.name), result
+
+    def _check_open(self) -> None:
+        """Check that it goes on: who went on with one that is closed would get answers without what came before."""
+        if self._is_closed:
+            raise UsageError(f"sequence {self._number}: it was closed; reset() begins it again, session.sequence() another one")
 
     def _first(self, feed: Mapping[str, Any], left_s: LeftS, record: bool) -> RunResult:
         model, full = self._model, self._model.signature
@@ -129,7 +137,7 @@ class StatefulRuns:
         It is read where the model is whole: a sequence of a plan over several nodes goes to the standby for it, and stays there.
 
         Raises:
-            UsageError: if no request has been answered yet.
+            UsageError: if no request has been answered yet, or it was closed.
             StateLostError: if the state is gone; `reset` begins again.
             ExecutionError: if it cannot be read now.
             ClusterUnavailableError: if there is no coordinator or no agent.
@@ -137,6 +145,7 @@ class StatefulRuns:
 
         def work(left_s: LeftS) -> dict[str, Array]:
             with self._model.connection.stops.holding(self._lock, left_s), self._going_on():
+                self._check_open()
                 if self._plan is None:
                     raise UsageError(f"sequence {self._number}: it has no state before its first request but what it was given")
                 return self._model.read_state(self._plan, left_s, sequence=self._number, step=self._step)
@@ -149,7 +158,7 @@ class StatefulRuns:
         with self._lock:
             if initial is not None:
                 self._initial = dict(initial)
-            self._step, self._plan = 0, None
+            self._step, self._plan, self._is_closed = 0, None, False
 
     def go_back(self, steps: int) -> None:
         """Let so many requests be part of it: all that were answered, or all but the latest one, of which nobody took the answer.
@@ -163,8 +172,13 @@ class StatefulRuns:
             self._step, self._plan = steps, self._plan if steps else None
 
     def fork(self) -> StatefulRuns:
-        """Return another sequence that goes on from here, as this one does; on the agents they share what they have."""
+        """Return another sequence that goes on from here, as this one does; on the agents they share what they have.
+
+        Raises:
+            UsageError: if it was closed.
+        """
         with self._lock:
+            self._check_open()
             other = StatefulRuns(self._model, self._until_terminated, self._initial)
             if self._plan is not None:
                 self._model.connection.tell(ForkSequence(self._number, other._number))
@@ -176,7 +190,7 @@ class StatefulRuns:
         with self._lock:
             if self._plan is not None:
                 self._model.connection.tell(EndSequence(self._number))
-            self._step, self._plan = 0, None
+            self._step, self._plan, self._is_closed = 0, None, True
 
     def __enter__(self) -> Self:
         return self

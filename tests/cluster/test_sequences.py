@@ -196,6 +196,11 @@ def test_what_has_no_state_or_another_is_refused_in_words(three):
     sequence.run(None, sound(np.random.default_rng(0), 0))
     other = sequence.fork()
     sequence.close()
+    for call in (lambda: sequence.run(None, sound(np.random.default_rng(0), 1)), sequence.state, sequence.fork):
+        with pytest.raises(UsageError, match=r"was closed; reset\(\) begins it again"):
+            call()
+    sequence.reset()
+    sequence.run(None, sound(np.random.default_rng(0), 0))
     other.run(None, sound(np.random.default_rng(0), 1))
     session.connection.tell(bbgrap.protocol.client_messages.EndSequence(other._number))
     with pytest.raises(StateLostError, match="sequence"):
