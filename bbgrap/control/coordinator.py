@@ -405,7 +405,7 @@ class CoordinatorMachine:
             self.loading.touch(plan)
         done += self.profiling.in_background(now, is_idle=not self.requests.open and not self.loading.loading_agents)
         done += self.links.overdue(now)
-        self.faults.clear_untried(now)
+        self.faults.clear_tried(now)
         return [
             *done,
             *self.requests.overdue(now),

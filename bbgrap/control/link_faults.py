@@ -55,15 +55,8 @@ class LinkFaults:
     def tried(self, member: Member, message: LinksTried, now: float) -> list[CoordinatorInstruction]:
         """Take what an agent found; variants whose agents do not reach each other are released."""
         changed, done = self._links.tried(member, message, now, self._loading.loading_agents)
-        self._clear(member.name, now)
+        self.clear_tried(now)
         return [*done, *(self._drop_apart() if changed else []), *(self._planning.world_changed(now) if changed else [])]
-
-    def _clear(self, name: str, now: float) -> None:
-        """Let variants take requests again whose links have been tried, and whose agents are heard."""
-        for variant in self._loading.of_member(name):
-            if name in variant.suspects and not self._is_quiet(variant, now):
-                variant.suspects.discard(name)
-                self._loading.touch(variant.plan)
 
     def _drop_apart(self) -> list[CoordinatorInstruction]:
         """Release the variants whose agents do not all reach each other."""
@@ -101,17 +94,13 @@ class LinkFaults:
                     done += self._links.suspect(member, other, now)
         return done
 
-    def _is_quiet(self, variant: Variant, now: float) -> bool:
-        """Whether an agent of a variant may be gone."""
-        return any(member.is_quiet(now) for member in self._members.living(variant.parts))
-
-    def clear_untried(self, now: float) -> None:
-        """Do not wait for trials that nobody has answered."""
-        for variant in self._loading.by_epoch.values():
-            if not variant.suspects or self._is_quiet(variant, now):
+    def clear_tried(self, now: float) -> None:
+        """Let variants take requests again of which no link is being tried any more, and whose agents are heard."""
+        for variant in [variant for variant in self._loading.by_epoch.values() if variant.suspects]:
+            if any(member.is_quiet(now) for member in self._members.living(variant.parts)):
                 continue
-            for name in list(variant.suspects):
-                others = (*variant.parts, COORDINATOR)
-                if not any(self._links.is_suspect(name, other) for other in others):
-                    variant.suspects.discard(name)
-                    self._loading.touch(variant.plan)
+            others = (*variant.parts, COORDINATOR)
+            tried = {name for name in variant.suspects if not any(self._links.is_suspect(name, other) for other in others)}
+            if tried:
+                variant.suspects -= tried
+                self._loading.touch(variant.plan)

@@ -1,0 +1,21 @@
+"""What runs over a link in doubt waits until all that is in doubt of it is known."""
+
+from bbgrap.control import coordinator_events as ce
+from bbgrap.planners.options import PlanOptions
+from bbgrap.protocol import messages as m
+from tests.bbgrap.control.wire import ready_wire
+
+
+def test_nothing_starts_while_any_link_of_a_variant_is_being_tried():
+    """An agent tries each of the others by itself; its first answer said that all of its links were well."""
+    wire = ready_wire("a", "b", "c", options=PlanOptions(planner="rows"))
+    machine = wire.coordinator
+    (variant,) = (v for v in machine.loading.by_epoch.values() if len(v.parts) == 3)
+    assert variant.takes_requests
+    told = machine.faults.try_all(variant, wire.now)
+    trials = [(i.identity, i.message.trial) for i in told if isinstance(i.message, m.TryLinks)]
+    assert len(trials) == 9
+    for number, (identity, trial) in enumerate(trials):
+        assert not variant.takes_requests, number
+        wire.to_coordinator(ce.FromPeer(identity, m.LinksTried(trial, ())))
+    assert variant.takes_requests
