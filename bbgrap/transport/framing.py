@@ -64,8 +64,6 @@ class MessageReader:
         self.peer = peer
         self.memory: PayloadReader | None = None
         """Where payloads are that messages only name the place of."""
-        self.spoke = False
-        """Whether the stream began as one of this protocol."""
         self.useful = False
         """Whether there was a whole message in it, or a large one that was admitted: anybody can greet."""
         self._begun = b""
@@ -137,7 +135,6 @@ class MessageReader:
         least = _PLACE.size + 1 if magic == _MAGIC_LAID else 1 if payload_bytes else 0
         if not least <= header_bytes <= MAX_DATA_HEADER or payload_bytes > MAX_TENSOR_BYTES:
             raise RemoteProtocolError(f"data plane: a message with {header_bytes} bytes of header and {payload_bytes} of payload")
-        self.spoke = True
         total = _HEAD.size + int(header_bytes)
         if len(chunk) < total:
             return 0

@@ -18,10 +18,10 @@ import socket
 import ssl
 import threading
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from bbgrap.errors import BbgrapError, RemoteProtocolError, UsageError
 from bbgrap.protocol.addresses import split_address
@@ -41,14 +41,10 @@ from bbgrap.transport.wakeup_queue import WakeupQueue
 
 MAX_CONNECTIONS = 512
 """Incoming connections. Chosen: one per device of the largest clusters we know, several times over."""
-MAX_PER_HOST = 64
-"""Connections of one host that it may keep when all are taken and another host waits. Chosen: its agents, several times over."""
 MAX_PER_PEER = 4
 """Connections of one peer with TLS: it needs one, and may know this plane by several addresses."""
 _MOST_RECORDS = 64
 """Of one connection that are read before another one has its turn: 1 MiB."""
-_PATIENCE_S = 5.0
-"""How long a connection may say nothing useful when all are taken."""
 _CHUNK_BYTES = 64 << 10
 _PIECE_BYTES = 256 << 10
 """Of a large payload that the system tells of at once: 2 ms at 1 Gbit/s, and copied in 0.03 ms. Chosen."""
@@ -71,7 +67,6 @@ class _Caller:
     """What it was told, if it is on this machine: where to offer memory for its payloads."""
     least: int = 1
     """The bytes that must be there for the system to tell."""
-    since: float = field(default_factory=time.monotonic)
 
 
 class TcpDataPlane:
@@ -298,7 +293,8 @@ class TcpDataPlane:
             return
         if len(self._callers) >= MAX_CONNECTIONS:
             self._warnings.warn(str(address[0]), f"data plane: {MAX_CONNECTIONS} connections are open, the most there may be")
-            dispensable = self._dispensable(str(address[0]))
+            # Peers that have sent nothing yet connect again, and nothing is lost.
+            dispensable = next((caller for caller in self._callers if not caller.reader.useful), None)
             if dispensable is None:
                 connection.close()
                 return
@@ -306,23 +302,6 @@ class TcpDataPlane:
         connection.setblocking(False)
         detect_dead_peer(connection)
         self._add(_Caller(connection, str(address[0]), MessageReader()))
-
-    def _dispensable(self, host: str) -> _Caller | None:
-        """Return who makes room for another connection of a host: peers that did nothing yet connect again, and nothing is lost.
-
-        First those that have not even greeted, then those that have said nothing useful for a while, then some of a host that has too many.
-        """
-        late = time.monotonic() - _PATIENCE_S
-        for caller in self._callers:
-            if not caller.reader.spoke:
-                return caller
-        for caller in self._callers:
-            if not caller.reader.useful and caller.since < late:
-                return caller
-        greedy, count = Counter(caller.host for caller in self._callers).most_common(1)[0]
-        if greedy == host or count <= MAX_PER_HOST:
-            return None
-        return min((caller for caller in self._callers if caller.host == greedy), key=lambda caller: (caller.reader.useful, caller.since))
 
     def _hang_up(self, caller: _Caller) -> None:
         if caller in self._callers:

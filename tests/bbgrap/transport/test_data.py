@@ -187,16 +187,14 @@ def test_an_address_where_nobody_listens_yet_is_tried_again():
     target.close()
 
 
-def test_strangers_that_only_greet_make_room_for_peers_after_a_while(monkeypatch):
+def test_strangers_that_only_greet_make_room_for_peers(monkeypatch):
     monkeypatch.setattr(tcp, "MAX_CONNECTIONS", 3)
-    monkeypatch.setattr(tcp, "_PATIENCE_S", 0.2)
     plane = open_plane()
     strangers = [call(plane) for _ in range(3)]
     for stranger in strangers:
         stranger.sendall(GREETING)
         assert plane.receive(0.05) is None
     sender = open_plane()
-    time.sleep(0.3)
     sender.connect(plane.address)
     sender.send(plane.address, b"hello")
     assert receive(plane).header == b"hello"
@@ -210,35 +208,6 @@ def test_strangers_that_only_greet_make_room_for_peers_after_a_while(monkeypatch
     for connection in strangers:
         connection.close()
     sender.close()
-    plane.close()
-
-
-def test_a_host_with_many_connections_makes_room_for_others(monkeypatch):
-    monkeypatch.setattr(tcp, "MAX_CONNECTIONS", 6)
-    monkeypatch.setattr(tcp, "MAX_PER_HOST", 3)
-    plane = TcpDataPlane("tcp://*:0", "127.0.0.1")
-    port = int(plane.address.rpartition(":")[2])
-
-    def call_from(host, header):
-        connection = socket.create_connection(("127.0.0.1", port), 2, (host, 0))
-        connection.sendall(GREETING + frame_head(header, 0))
-        return connection
-
-    attackers = []
-    for number in range(6):
-        attackers.append(call_from("127.0.0.66", b"%d" % number))
-        assert receive(plane).header == b"%d" % number
-    peers = []
-    for number in range(3):
-        peers.append(call_from("127.0.0.2", b"peer%d" % number))
-        assert receive(plane).header == b"peer%d" % number
-    with call_from("127.0.0.3", b"late"):
-        assert plane.receive(0.05) is None
-    for number, peer in enumerate(peers):
-        peer.sendall(frame_head(b"again%d" % number, 0))
-        assert receive(plane).header == b"again%d" % number
-    for connection in (*attackers, *peers):
-        connection.close()
     plane.close()
 
 
