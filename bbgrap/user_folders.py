@@ -1,8 +1,9 @@
-"""Where a user's files are, by the XDG Base Directory Specification."""
+"""Where a user's files are, by the XDG Base Directory Specification, and how those are written that nobody else may read."""
 
 from __future__ import annotations
 
 import os
+import tempfile
 from pathlib import Path
 
 from bbgrap.errors import UsageError
@@ -24,6 +25,23 @@ def settings_folder() -> Path:
         UsageError: if neither XDG_CONFIG_HOME is set nor the user has a home.
     """
     return _folder("XDG_CONFIG_HOME", ".config")
+
+
+def write_private(path: Path, content: str) -> None:
+    """Write a file that only its user can read, whole or not at all; when this returns, it is on the disk.
+
+    Raises:
+        OSError: if it cannot be written; an old one is there still.
+    """
+    descriptor, draft = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    try:
+        with os.fdopen(descriptor, "w") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(descriptor)
+        Path(draft).replace(path)
+    finally:
+        Path(draft).unlink(missing_ok=True)
 
 
 def _folder(variable: str, usual: str) -> Path:

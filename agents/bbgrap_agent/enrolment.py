@@ -11,7 +11,6 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import os
 import time
 from contextlib import suppress
 from dataclasses import dataclass
@@ -31,7 +30,7 @@ from bbgrap.transport.control_client import ControlClient, is_listening
 from bbgrap.transport.credentials import Credentials
 from bbgrap.transport.identity import TlsIdentity
 from bbgrap.transport.locks import NOBODY, ClientLock, FindLock, KeyPair, no_lock
-from bbgrap.user_folders import settings_folder
+from bbgrap.user_folders import settings_folder, write_private
 
 AGAIN_S = 1.0
 """When it is said again that was not answered; a coordinator may be started later than its agents."""
@@ -78,12 +77,9 @@ class KeyFile:
     def write(self, lock: ClientLock) -> None:
         """Keep the keys; without room for them, the next start takes a token again."""
         content = json.dumps({"server": lock.server.hex(), "secret": lock.own.secret.hex()})
-        draft = self._path.with_name(f".{self._path.name}.{os.getpid()}")
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600), "w") as file:
-                file.write(content)
-            draft.replace(self._path)
+            write_private(self._path, content)
         except OSError as error:
             _log.warning("this node's key is not kept, and its next start takes a token again: '%s': %s", self._path, error.strerror)
 

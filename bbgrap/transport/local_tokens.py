@@ -17,6 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from bbgrap.protocol.addresses import split_address
+from bbgrap.user_folders import write_private
 
 _ANY = ("0.0.0.0", "*", "[::]")  # noqa: S104 - compared, not bound
 
@@ -62,11 +63,7 @@ def note_token(address: str, token_file: Path) -> Path:
     if not _is_own(folder, stat.S_ISDIR):
         raise PermissionError(errno.EPERM, f"'{folder}' is not this user's alone")
     note = folder / _name(address)
-    draft = note.with_name(f".{note.name}.{os.getpid()}")
-    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
-    with os.fdopen(descriptor, "w") as file:
-        file.write(str(token_file.absolute()))
-    draft.replace(note)
+    write_private(note, str(token_file.absolute()))
     return note
 
 

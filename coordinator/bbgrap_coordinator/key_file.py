@@ -6,8 +6,6 @@ Law: a file that cannot be understood is never replaced; without it all tokens w
 from __future__ import annotations
 
 import json
-import os
-import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -18,6 +16,7 @@ from bbgrap.protocol.tokens import Role
 from bbgrap.transport.certificates import Authority
 from bbgrap.transport.identity import TlsIdentity
 from bbgrap.transport.locks import KeyPair
+from bbgrap.user_folders import write_private
 
 VERSION = 1
 
@@ -123,22 +122,4 @@ def write_keys(path: Path, kept: SavedKeys) -> None:
     }
     secrets = {"curve": own.curve.hex(), **{name: part.decode() for name, part in parts.items()}}
     content = json.dumps({"version": VERSION, "secrets": secrets, "entries": [asdict(entry) for entry in kept.entries]}, indent=1)
-    write_secret(path, content)
-
-
-def write_secret(path: Path, content: str) -> None:
-    """Write a file that only its user can read, whole or not at all.
-
-    Raises:
-        OSError: if it cannot be written.
-    """
-    draft = path.with_name(f".{path.name}.{os.getpid()}.{time.monotonic_ns()}")
-    try:
-        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        with os.fdopen(descriptor, "w") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        draft.replace(path)
-    finally:
-        draft.unlink(missing_ok=True)
+    write_private(path, content)

@@ -41,7 +41,8 @@ from bbgrap.protocol.tokens import Role, Token
 from bbgrap.transport.control_server import key_of
 from bbgrap.transport.identity import fingerprint_of
 from bbgrap.transport.locks import KeyPair, ServerLock
-from bbgrap_coordinator.key_file import KeyRecord, SavedKeys, read_keys, write_keys, write_secret
+from bbgrap.user_folders import write_private
+from bbgrap_coordinator.key_file import KeyRecord, SavedKeys, read_keys, write_keys
 
 LOCAL = "local"
 """The token that the coordinator leaves for commands of its own user on its own machine."""
@@ -227,7 +228,7 @@ class KeyRing:
 
     def _make_kept(self, name: str, role: Role) -> Token:
         token, _ = self._made(role, name, 0.0)
-        write_secret(self.token_file(name), token.text)
+        write_private(self.token_file(name), token.text)
         return token
 
     def _made(self, role: Role, name: str, lasts_s: float, *replaced: KeyRecord) -> tuple[Token, KeyRecord]:
@@ -245,7 +246,7 @@ class KeyRing:
         replaced = replace(old, name=self._name_of_replaced(old.name), expires=min(old.expires or ends, ends))
         token, entry = self._made(_role(old.kind), old.name, old.expires - now if old.expires else 0.0, replaced)
         if old.name in {LOCAL, JOIN}:
-            write_secret(self.token_file(old.name), token.text)
+            write_private(self.token_file(old.name), token.text)
         return TokenMade(message.call, token.text, self._status(entry, 0))
 
     def _name_of_replaced(self, name: str) -> str:
