@@ -13,7 +13,6 @@ from pathlib import Path
 from bbgrap.errors import ExecutionError
 from bbgrap.graph.mapped_files import read_head
 from bbgrap.graph.weights import begin_digest
-from bbgrap.protocol.limits import is_digest
 from bbgrap.protocol.messages import Deploy
 
 _READ_BYTES = 1 << 20
@@ -24,9 +23,9 @@ _NAMED = 3
 """So many files a reason names."""
 
 
-def weight_file(directory: Path, digest: str) -> Path | None:
-    """Return where a weight is kept; None for what is no digest."""
-    return directory / f"{digest}.npy" if is_digest(digest) else None
+def weight_file(directory: Path, digest: str) -> Path:
+    """Return where a weight is kept; the protocol's schema lets nothing but digests come here, so it is in the directory."""
+    return directory / f"{digest}.npy"
 
 
 def fault_of(path: Path, *, content: bool = True) -> str:
@@ -85,8 +84,7 @@ class DeployedFiles:
             path = weight_file(self._directory, digest)
             # What is not on disk is in the worker's memory.
             with suppress(OSError):
-                if path is not None:
-                    inodes[path] = path.stat().st_ino
+                inodes[path] = path.stat().st_ino
 
     def forget(self, epoch: int) -> None:
         """A deployment is released: its files may go, which is no damage."""

@@ -212,12 +212,9 @@ class WeightStore:
             return False
         return since is not None
 
-    def _path(self, digest: str) -> Path | None:
-        return weight_file(self._directory, digest)
-
     def _read(self, digest: str) -> Array | None:
-        path = self._path(digest)
-        if path is None or not path.exists():
+        path = weight_file(self._directory, digest)
+        if not path.exists():
             return None
         array = None if (fault := fault_of(path)) else self._stored(digest)
         with suppress(OSError):  # a folder that cannot be written to is still read from
@@ -231,18 +228,15 @@ class WeightStore:
 
     def _is_cut(self, digest: str) -> bool:
         """Whether the file of a weight that is mapped was cut short meanwhile: reading it would end this process."""
-        path = self._path(digest)
-        if path is None or digest in self._unsaved or not path.exists():  # removed is not damaged: what is mapped lives on
+        path = weight_file(self._directory, digest)
+        if digest in self._unsaved or not path.exists():  # removed is not damaged: what is mapped lives on
             return False
         return bool(fault_of(path, content=False))
 
     def _stored(self, digest: str) -> Array | None:
         """Return what a file holds; None if it is no array. What is large is pages that the system may take back and read again."""
-        path = self._path(digest)
         try:
-            if path is None:
-                return None
-            with path.open("rb") as stream:
+            with weight_file(self._directory, digest).open("rb") as stream:
                 is_large = os.fstat(stream.fileno()).st_size > SMALL_BYTES
                 array: Array = map_array(stream) if is_large else np.load(stream, allow_pickle=False)
         except OSError as error:
@@ -255,21 +249,20 @@ class WeightStore:
 
     def _write(self, digest: str, array: Array) -> bool:
         """Write a weight to disk; return whether it is there."""
-        path = self._path(digest)
-        if path is None or array.dtype == object:
+        if array.dtype == object:
             return False
         draft: Path | None = None
         try:
-            descriptor, name = tempfile.mkstemp(".part", f"{digest}.", path.parent)
+            descriptor, name = tempfile.mkstemp(".part", f"{digest}.", self._directory)
             draft = Path(name)
             with os.fdopen(descriptor, "wb") as stream:
                 lock(descriptor)  # as long as it is written: another agent may take it for left
                 np.save(stream, array, allow_pickle=False)
                 size = stream.tell()
-                draft.replace(path)
+                draft.replace(weight_file(self._directory, digest))
             self._room -= size
             if self._room <= 0:
-                self._make_room(path.parent)
+                self._make_room()
         except OSError as error:
             # A full disk costs memory, and a later transfer, not this deployment.
             _log.warning("weight %s is not kept on disk: %s", digest[:12], error.strerror or f"{error}: is the disk full?")
@@ -278,9 +271,9 @@ class WeightStore:
             return False
         return True
 
-    def _make_room(self, directory: Path) -> None:
+    def _make_room(self) -> None:
         files = []
-        for path in (*directory.glob("*.npy"), *directory.glob("*.part")):
+        for path in (*self._directory.glob("*.npy"), *self._directory.glob("*.part")):
             try:
                 files.append((path.stat().st_mtime, path.stat().st_size, path))
             except FileNotFoundError:

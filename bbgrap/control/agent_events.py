@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from bbgrap.control.to_coordinator import Reconnect, ToCoordinator
 from bbgrap.protocol.inspection import Inspect, Inspected
+from bbgrap.protocol.limits import Digest
 from bbgrap.protocol.messages import (
     Abandon,
     AgentCommand,
@@ -121,7 +122,7 @@ class CheckWeights:
     """Look these digests up in the store."""
 
     epoch: int
-    digests: tuple[str, ...]
+    digests: tuple[Digest, ...]
 
 
 @dataclass(frozen=True, slots=True)

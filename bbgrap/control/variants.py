@@ -250,9 +250,6 @@ class LeastFinishTime:
     def add(self, epoch: int) -> None:
         """Know one more variant."""
 
-    def serve(self, epoch: int) -> None:
-        """Nothing: all of them serve."""
-
     def best(self, epochs: Sequence[int]) -> int:
         """Return one of these: all of them take requests."""
         return epochs[0]
