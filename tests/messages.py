@@ -51,7 +51,7 @@ AGENT: list[Any] = [
     m.Heartbeat(),
     m.WeightsMissing(7, (DIGEST,)),
     m.WeightStored(DIGEST, 5),
-    m.Deployed(7, 0.25),
+    m.Deployed(7),
     m.DeploymentFailed(7, "no"),
     m.RequestFailed(7, 8, "no"),
     m.Recorded(7, 8, RECORD),

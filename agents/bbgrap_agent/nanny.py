@@ -24,7 +24,7 @@ from bbgrap.control import agent_events as events
 from bbgrap.doctor.cgroups import free_memory_bytes
 from bbgrap.errors import RemoteProtocolError
 from bbgrap.own_process import python_command
-from bbgrap.protocol.messages import Abandon, Deploy, Heartbeat, Release
+from bbgrap.protocol.messages import Abandon, Deploy, Heartbeat, Release, WorkerLost
 from bbgrap.transport.identity import TlsIdentity
 from bbgrap.transport.memory_broker import start_broker
 from bbgrap_agent.exit_causes import cause_of, oom_kills, sentence_of
@@ -244,7 +244,7 @@ class Nanny:
             self._child.ended_because = reason
             self._child.process.kill()
 
-    def ended(self, event: WorkerEnded, now: float) -> events.WorkerDied | None:
+    def ended(self, event: WorkerEnded, now: float) -> WorkerLost | None:
         """Take the end of a worker; return it in words, if it was ready."""
         child = self._child
         if child is None or event.worker != self._started:
@@ -253,13 +253,13 @@ class Nanny:
         because = child.ended_because or (f"it said what no worker says: {event.fault}" if event.fault else "")
         killed = oom_kills() - child.oom_kills
         cause = cause_of(event.returncode, ended_because=because, oom_kills=killed, damaged=event.damaged)
-        reason, recent = sentence_of(cause, doing), child.progress.recent()
+        reason = sentence_of(cause, doing)
         child.pipe.close()
         child.progress.close()
         self._child = None
         self._due = now
         if child.ready:
-            return events.WorkerDied(reason, doing.epoch, doing.request, doing.loading, cause.ended_by, recent)
+            return WorkerLost(reason, doing.epoch, doing.request, cause.ended_by, doing.loading)
         self._failures += event.returncode > 0
         _log.warning("%s before it was ready; the next one starts in %.1f s", reason, self._backoff_s)
         self._back_off(now)

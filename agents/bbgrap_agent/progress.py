@@ -2,7 +2,6 @@
 
     count | epoch | request | since | busy | count   the kernel; the count grows at its begin and at its end
     epoch | since                                  the deployment that is loaded; zeros: none
-    epoch | since                                  64 times: when a kernel of a deployment has begun last
 
 Laws: writing takes less than a microsecond and waits for nobody; times are nanoseconds of the monotonic clock, which processes share.
 What is read while it is written has two different counts, and is read again.
@@ -25,10 +24,7 @@ from bbgrap.transport.shared_memory import make_memory
 _KERNEL = struct.Struct("=QQQQQQ")
 _LOAD = struct.Struct("=QQ")
 _LOAD_PLACE = 64
-_USED = struct.Struct("=QQ")
-_USED_PLACE, MOST_USED = 128, 64
-"""Chosen: twice the variants that an agent has loaded; of more, those that have computed last."""
-_SIZE = _USED_PLACE + MOST_USED * _USED.size
+_SIZE = _LOAD_PLACE + _LOAD.size
 _TRIES = 8
 
 
@@ -57,8 +53,6 @@ class WorkerProgress:
     def __init__(self, descriptor: int) -> None:
         """Map the memory behind a file descriptor, which stays open."""
         self._memory = mmap.mmap(descriptor, _SIZE)
-        self._used: dict[int, int] = {}
-        """Where the times of deployments are."""
         self._count = 0
         self._began = 0
         self._busy = 0
@@ -66,22 +60,8 @@ class WorkerProgress:
     def begin(self, epoch: int, request: int) -> None:
         """A kernel begins."""
         self._count = count = self._count + 1
-        self._began = began = time.monotonic_ns()
-        _KERNEL.pack_into(self._memory, 0, count, epoch, request, began, self._busy, count)
-        _USED.pack_into(self._memory, self._used.get(epoch) or self._new_place(epoch), epoch, began)
-
-    def _new_place(self, epoch: int) -> int:
-        """Return where the times of another deployment go: in the place of the one that has computed longest ago, if all are taken."""
-        place = _USED_PLACE + len(self._used) * _USED.size
-        if len(self._used) == MOST_USED:
-            place = self._used.pop(self.recent()[-1])
-        self._used[epoch] = place
-        return place
-
-    def recent(self) -> tuple[int, ...]:
-        """Return the deployments that have computed, the last one first."""
-        used = [_USED.unpack_from(self._memory, _USED_PLACE + place * _USED.size) for place in range(MOST_USED)]
-        return tuple(epoch for epoch, since in sorted(used, key=lambda each: -each[1]) if since)
+        self._began = time.monotonic_ns()
+        _KERNEL.pack_into(self._memory, 0, count, epoch, request, self._began, self._busy, count)
 
     def end(self) -> None:
         """The kernel has ended."""

@@ -19,7 +19,6 @@ import signal
 import socket
 import sys
 import threading
-import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor as Pool
 from concurrent.futures import ThreadPoolExecutor
@@ -164,14 +163,14 @@ class Worker:
         executor = self._executor
         match instruction:
             case CheckWeights(epoch, digests):
-                self._later(lambda: WeightsChecked(epoch, self._store.missing(digests)), lambda fault: DeploymentLoaded(epoch, 0.0, fault))
+                self._later(lambda: WeightsChecked(epoch, self._store.missing(digests)), lambda fault: DeploymentLoaded(epoch, fault))
             case WeightChunk():
                 self._later(
                     lambda: WeightArrived(instruction.digest, *self._store.add(instruction)),
                     lambda fault: WeightArrived(instruction.digest, 0, complete=False, fault=fault),
                 )
             case Deploy():
-                self._later(lambda: self._load(instruction), lambda fault: DeploymentLoaded(instruction.epoch, 0.0, fault))
+                self._later(lambda: self._load(instruction), lambda fault: DeploymentLoaded(instruction.epoch, fault))
             case Release(epoch):
                 self._answered.forget(epoch)
                 executor.post(lambda: executor.remove(epoch))
@@ -246,7 +245,6 @@ class Worker:
         (pool or self._loader).submit(safely)
 
     def _load(self, deploy: Deploy) -> FromWorker | None:
-        began = time.monotonic()
         self._progress.begin_load(deploy.epoch)
         try:
             settings = self._settings
@@ -255,7 +253,7 @@ class Worker:
             )
         except ModelError:
             if damaged := self._store.damaged(deploy.weight_types):
-                return DeploymentLoaded(deploy.epoch, 0.0, missing=damaged)
+                return DeploymentLoaded(deploy.epoch, missing=damaged)
             raise
         finally:
             self._progress.end_load()
@@ -263,29 +261,29 @@ class Worker:
         self._executor.install_soon(deployment)
         peers = [p for p in reachable(deploy.peers, self._settings.coordinator_host) if p.device in deployment.destinations]
         if not self._to_be_asked(peers):
-            return self._loaded(deploy.epoch, peers, [], began)
+            return self._loaded(deploy.epoch, peers, [])
         # The loader shall not wait for slow peers.
-        self._later(lambda: self._echo(deploy.epoch, peers, began), lambda fault: DeploymentLoaded(deploy.epoch, 0.0, fault), self._links)
+        self._later(lambda: self._echo(deploy.epoch, peers), lambda fault: DeploymentLoaded(deploy.epoch, fault), self._links)
         return None
 
     def _to_be_asked(self, peers: Sequence[Peer]) -> list[Peer]:
         """Return those that know this one, which are those it knows, and that have not answered yet."""
         return [peer for peer in self._answered.unasked(peers) if (peer.address, peer.fingerprint) in self._answering]
 
-    def _echo(self, epoch: int, peers: Sequence[Peer], began: float) -> FromWorker:
+    def _echo(self, epoch: int, peers: Sequence[Peer]) -> FromWorker:
         """End a load when all peers that it sends to have answered."""
         asked = self._to_be_asked(peers)
         silent = unreachable(asked, self._executor, _ECHO_S)
         if not silent:
-            return self._loaded(epoch, peers, asked, began)
+            return self._loaded(epoch, peers, asked)
         names = ", ".join(f"'{peer.name}' at {peer.address}" for peer in silent)
         fault = f"no answer on the data plane from {names}; is it blocked, or advertised wrongly (--advertise)?"
-        return DeploymentLoaded(epoch, time.monotonic() - began, fault[:_REASON_CHARACTERS])
+        return DeploymentLoaded(epoch, fault[:_REASON_CHARACTERS])
 
-    def _loaded(self, epoch: int, peers: Sequence[Peer], asked: Sequence[Peer], began: float) -> DeploymentLoaded:
+    def _loaded(self, epoch: int, peers: Sequence[Peer], asked: Sequence[Peer]) -> DeploymentLoaded:
         unasked = self._answered.unasked(peers)
         self._answered.add(epoch, [peer for peer in peers if peer in asked or peer not in unasked])
-        return DeploymentLoaded(epoch, time.monotonic() - began)
+        return DeploymentLoaded(epoch)
 
     def _try(self, trial: TryLinks) -> FromWorker:
         peers = reachable(trial.peers, self._settings.coordinator_host)

@@ -2,7 +2,7 @@
 
     joining --Join/Welcome--> joined --silence or Rejoin--> joining ...   (for ever, until stopped or refused for good)
     Deploy -> CheckWeights -> (WeightsMissing, chunks) -> Deploy to the worker -> Deployed
-    WorkerDied -> WorkerLost ... WorkerReady -> CheckWeights -> ... -> Deployed      (for every deployment it keeps)
+    WorkerLost ... WorkerReady -> CheckWeights -> ... -> Deployed      (for every deployment it keeps)
 
 Laws: the machine never waits and never looks at a clock; handling a message twice is harmless; a coordinator that falls silent is
 joined again, and a new membership voids every deployment that it does not keep; without a worker nothing is asked of one.
@@ -25,7 +25,6 @@ from bbgrap.control.agent_events import (
     Stop,
     WeightArrived,
     WeightsChecked,
-    WorkerDied,
     WorkerReady,
 )
 from bbgrap.control.lifecycles import Lifecycle, Tracker
@@ -129,8 +128,8 @@ class AgentMachine:
                 return self._heard_or_kept(self._deployments.loaded(event, now))
             case WorkerReady():
                 return [*self._measurements.worker_ready(), *self._deployments.worker_ready(now)]
-            case WorkerDied():
-                return self._heard_or_kept(self._on_worker_died(event))
+            case WorkerLost():
+                return self._heard_or_kept(self._on_worker_lost(event))
             case Stop():
                 return self._on_stop(event.reason)
             case _:
@@ -234,17 +233,16 @@ class AgentMachine:
             done.append(ToCoordinator(heartbeat) if self.state == "joined" else self._ask_to_join(now))
         return [*done, *self._deployments.ask_again(now)]
 
-    def _on_worker_died(self, event: WorkerDied) -> list[AgentInstruction]:
-        if event.ended_by is EndedBy.MEMORY and self._measurements.is_measuring:
+    def _on_worker_lost(self, lost: WorkerLost) -> list[AgentInstruction]:
+        if lost.ended_by is EndedBy.MEMORY and self._measurements.is_measuring:
             # Nobody knows what the last of it was for; what has too little of it alone will end the next worker, too.
-            reason = f"{event.reason}; it measured this machine meanwhile, which takes memory, too"
-            event = replace(event, ended_by=EndedBy.OUTSIDE, reason=reason)
-        lost = WorkerLost(event.reason, event.epoch, event.request, event.ended_by, event.loading)
+            reason = f"{lost.reason}; it measured this machine meanwhile, which takes memory, too"
+            lost = replace(lost, ended_by=EndedBy.OUTSIDE, reason=reason)
         return [
-            LogLine(event.reason),
+            LogLine(lost.reason),
             ToCoordinator(lost),
-            *self._deployments.worker_died(event),
-            *self._measurements.worker_died(event.reason),
+            *self._deployments.worker_lost(lost),
+            *self._measurements.worker_lost(lost.reason),
         ]
 
     def _is_wanted(self, message: AgentMessage) -> bool:

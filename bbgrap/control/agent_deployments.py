@@ -1,7 +1,7 @@
 """The deployments of an agent, from `Deploy` to `Release`, over the end of the worker that had loaded them.
 
     Deploy -> CheckWeights -> (WeightsMissing, chunks) -> Deploy to the worker -> Deployed
-    WorkerDied ... WorkerReady -> CheckWeights -> ... -> Deployed
+    WorkerLost ... WorkerReady -> CheckWeights -> ... -> Deployed
 
 One is looked at and loaded after the other: first what somebody waits for (`LoadNext`), then what is new, then what is loaded again.
 
@@ -23,12 +23,21 @@ from bbgrap.control.agent_events import (
     DropBefore,
     WeightArrived,
     WeightsChecked,
-    WorkerDied,
 )
 from bbgrap.control.lifecycles import Lifecycle, Tracker
 from bbgrap.control.to_coordinator import ToCoordinator
 from bbgrap.errors import RemoteProtocolError
-from bbgrap.protocol.messages import Abandon, Deploy, Deployed, DeploymentFailed, Release, WeightChunk, WeightsMissing, WeightStored
+from bbgrap.protocol.messages import (
+    Abandon,
+    Deploy,
+    Deployed,
+    DeploymentFailed,
+    Release,
+    WeightChunk,
+    WeightsMissing,
+    WeightStored,
+    WorkerLost,
+)
 
 MAX_DEPLOYMENTS = 512
 """Deployments an agent keeps: more than a coordinator has loaded on it, scaled ones among them, so that only a broken one reaches it."""
@@ -59,7 +68,6 @@ class AgentDeployments:
         self.by_epoch: dict[int, _Deployment] = {}
         self.has_worker = True
         self._doubtful = 0
-        self._recent: tuple[int, ...] = ()
         self._new: deque[int] = deque()
         """Epochs that no worker has heard of; it hears of the next one when it has looked for the weights of `_looked_at`."""
         self._again: deque[int] = deque()
@@ -88,7 +96,7 @@ class AgentDeployments:
         if known is not None:
             known.tracker.move("Deploy")
             if known.tracker.state == "ready":
-                return [ToCoordinator(Deployed(deploy.epoch, 0.0))]
+                return [ToCoordinator(Deployed(deploy.epoch))]
             # What is on its way is not asked for again: the coordinator would begin anew.
             stalled = known.missing and now - known.heard > SAID_AGAIN_S
             return [ToCoordinator(WeightsMissing(deploy.epoch, tuple(sorted(known.missing))))] if stalled else []
@@ -226,10 +234,10 @@ class AgentDeployments:
             return _fetch(deployment, event.missing, now)
         deployment.tracker.move("loaded")
         self._urgent.discard(event.epoch)
-        return [ToCoordinator(Deployed(event.epoch, event.seconds))]
+        return [ToCoordinator(Deployed(event.epoch))]
 
     def worker_ready(self, now: float) -> list[AgentInstruction]:
-        """Load everything again: what somebody waits for, what computed last, whole models, the oldest first, parts, the newest first.
+        """Load everything again: what somebody waits for, whole models, the oldest first, parts, the newest first.
 
         With a whole model each request can be answered, and what ends workers is mostly new; new parts replace old ones. What may have
         ended the last worker while it was loaded comes before all: nothing is computed meanwhile, so it is alone to blame.
@@ -237,11 +245,10 @@ class AgentDeployments:
         self.has_worker = True
         for deployment in self.by_epoch.values():
             deployment.heard = now
-        places = {epoch: place for place, epoch in enumerate(self._recent)}
 
-        def order(deploy: Deploy) -> tuple[bool, bool, int, bool, int]:
+        def order(deploy: Deploy) -> tuple[bool, bool, bool, int]:
             epoch, age = deploy.epoch, deploy.epoch if deploy.is_whole else -deploy.epoch
-            return epoch != self._doubtful, epoch not in self._urgent, places.get(epoch, len(places)), not deploy.is_whole, age
+            return epoch != self._doubtful, epoch not in self._urgent, not deploy.is_whole, age
 
         self._again.extend(deploy.epoch for deploy in sorted((d.deploy for d in self.by_epoch.values()), key=order))
         # What was on its way to the last worker may come to this one.
@@ -256,26 +263,23 @@ class AgentDeployments:
         self._looked_at = queue.popleft() if queue else 0
         return [_check(self.by_epoch[self._looked_at].deploy)] if self._looked_at else []
 
-    def worker_died(self, event: WorkerDied) -> list[AgentInstruction]:
+    def worker_lost(self, lost: WorkerLost) -> list[AgentInstruction]:
         """Wait for the next worker with everything but what ended this one while it was loaded."""
         self.has_worker = False
         self._late.clear()
         self._new.clear()
         self._again.clear()
         self._looked_at = 0
-        # A worker that has not loaded all again before it ended knows of those only that it had.
-        recent = (*event.recent, *(epoch for epoch in self._recent if epoch not in event.recent))
-        self._recent = tuple(epoch for epoch in recent if epoch in self.by_epoch)
-        in_doubt = event.ended_by.guilty and event.epoch > 0
-        self._doubtful = event.loading if in_doubt else 0
+        in_doubt = lost.ended_by.guilty and lost.epoch > 0
+        self._doubtful = lost.loading if in_doubt else 0
         done: list[AgentInstruction] = []
         for epoch, deployment in list(self.by_epoch.items()):
             deployment.missing = set()
-            if event.ended_by.guilty and not in_doubt and epoch == event.loading and deployment.tracker.state == "loading":
+            if lost.ended_by.guilty and not in_doubt and epoch == lost.loading and deployment.tracker.state == "loading":
                 deployment.tracker.move("ended the worker")
                 del self.by_epoch[epoch]
                 self._urgent.discard(epoch)
-                done.append(ToCoordinator(DeploymentFailed(epoch, event.reason)))
+                done.append(ToCoordinator(DeploymentFailed(epoch, lost.reason)))
             else:
                 deployment.tracker.move("worker lost")
         return done

@@ -13,7 +13,6 @@ from bbgrap.protocol.messages import (
     AgentMessage,
     AnswerPings,
     Deploy,
-    EndedBy,
     EndMeasuring,
     Heartbeat,
     Join,
@@ -28,6 +27,7 @@ from bbgrap.protocol.messages import (
     RequestFailed,
     TryLinks,
     WeightChunk,
+    WorkerLost,
 )
 
 # --- events ---------------------------------------------------------------------------------------------------------------------
@@ -67,10 +67,9 @@ class WeightArrived:
 
 @dataclass(frozen=True, slots=True)
 class DeploymentLoaded:
-    """Answer to `Deploy`: it is loaded after so long, or `fault`; or these weights are `missing`, which were here when it was checked."""
+    """Answer to `Deploy`: it is loaded, or `fault`; or these weights are `missing`, which were here when it was checked."""
 
     epoch: int
-    seconds: float
     fault: str = ""
     missing: tuple[str, ...] = ()
 
@@ -80,22 +79,6 @@ class WorkerReady:
     """A worker takes instructions; `introduction` is what it found out about this machine."""
 
     introduction: Join
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerDied:
-    """The worker ended, and with it all that it had loaded; a new one is being started.
-
-    `epoch` and `request` are what it computed then, `loading` is the epoch that it loaded (zeros: nothing).
-    `recent` are the epochs that have computed, the last one first.
-    """
-
-    reason: str
-    epoch: int
-    request: int
-    loading: int
-    ended_by: EndedBy
-    recent: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +94,8 @@ Outcome = RequestFailed | Recorded | Measured | LinksMeasured | LinksTried | Lin
 FromWorker = WorkerReady | WeightsChecked | WeightArrived | DeploymentLoaded | Outcome
 """What the worker says."""
 
-AgentEvent = Received | AgentTick | FromWorker | WorkerDied | Inspected | Stop
+AgentEvent = Received | AgentTick | FromWorker | WorkerLost | Inspected | Stop
+"""`WorkerLost`: the worker ended, and with it all that it had loaded; a new one is being started."""
 
 
 # --- instructions ---------------------------------------------------------------------------------------------------------------

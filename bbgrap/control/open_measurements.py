@@ -53,7 +53,7 @@ class OpenMeasurements:
         """Return what a new worker has to know and do."""
         return [message for message in (self._pings, *self._open.values()) if message is not None]
 
-    def worker_died(self, reason: str) -> list[AgentInstruction]:
+    def worker_lost(self, reason: str) -> list[AgentInstruction]:
         """Answer for a worker that measured."""
         done: list[AgentInstruction] = []
         for asked in self._open.values():

@@ -30,7 +30,7 @@ from bbgrap.protocol.limits import (
 from bbgrap.runtime.recording import Record
 from bbgrap.runtime.schedule import Schedule
 
-PROTOCOL_VERSION = 14
+PROTOCOL_VERSION = 15
 
 BytesLike = bytes | memoryview
 Chunk = Annotated[tuple[BytesLike, ...], Payload(frames=1, frame_bytes=MAX_CHUNK_BYTES)]
@@ -122,7 +122,6 @@ class Deployed:
     """The deployment is loaded, warmed up and connected."""
 
     epoch: int
-    seconds: float
 
 
 @dataclass(frozen=True, slots=True)

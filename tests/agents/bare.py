@@ -167,7 +167,7 @@ class BareCoordinator:
                     case m.WeightsMissing(_, digests):
                         self.heard.remove(message)
                         self.give(digests, weight)
-                    case m.Deployed(number, _) if number == epoch:
+                    case m.Deployed(number) if number == epoch:
                         self.heard.remove(message)
                         return
                     case _:

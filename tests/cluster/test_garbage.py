@@ -60,7 +60,7 @@ def test_garbage_on_every_port(shared):
                 for frames in [
                     *garbage(2),
                     *headed_garbage(3),
-                    *map(TO_COORDINATOR.encode, (Heartbeat(), Deployed(3, 0.5), RequestFailed(1, 2, "no"))),
+                    *map(TO_COORDINATOR.encode, (Heartbeat(), Deployed(3), RequestFailed(1, 2, "no"))),
                 ]:
                     send(peer, address, frames)
     for _ in range(20):

@@ -12,7 +12,7 @@ from tests.bbgrap.control.driven_agent import deploy_of
 from tests.bbgrap.control.wire import introduction
 
 
-@pytest.mark.parametrize("said", [ae.DeploymentLoaded(1, 0.5), ae.WeightsChecked(2, ())])
+@pytest.mark.parametrize("said", [ae.DeploymentLoaded(1), ae.WeightsChecked(2, ())])
 def test_a_worker_that_says_what_it_must_not_say_now_is_ended_and_its_agent_goes_on(said):
     """It runs models of strangers: one that had taken it over ended the agent."""
     killed = []

@@ -6,9 +6,7 @@ import sys
 from dataclasses import replace
 
 import pytest
-from bbgrap_agent.progress import MOST_USED, WorkerActivity, WorkerProgress, shared_memory
-from hypothesis import given
-from hypothesis import strategies as st
+from bbgrap_agent.progress import WorkerActivity, WorkerProgress, shared_memory
 
 from tests.bbgrap.transport.locked import forbidden
 
@@ -76,17 +74,4 @@ def test_what_a_dead_process_did_is_still_there(both):
     os.close(descriptor)
     doing = reader.read()
     assert (doing.epoch, doing.request, doing.loading) == (5, 6, 7)
-    reader.close()
-
-
-@given(st.lists(st.integers(1, 2 * MOST_USED), max_size=4 * MOST_USED))
-def test_what_computed_last_is_known_in_order(epochs):
-    descriptor = shared_memory()
-    writer, reader = WorkerProgress(descriptor), WorkerProgress(descriptor)
-    os.close(descriptor)
-    for epoch in epochs:
-        writer.begin(epoch, 1)
-        writer.end()
-    assert list(reader.recent()) == list(dict.fromkeys(reversed(epochs)))[:MOST_USED]
-    writer.close()
     reader.close()

@@ -36,12 +36,12 @@ class Driven:
             self.tell(deploy_of(epoch))
             self.handle(ae.WeightsChecked(epoch, ()))
             if ready:
-                self.handle(ae.DeploymentLoaded(epoch, 0.5))
+                self.handle(ae.DeploymentLoaded(epoch))
 
     def die(
         self, epoch: int = 0, request: int = 0, loading: int = 0, *, ended_by: m.EndedBy = m.EndedBy.OUTSIDE
     ) -> list[ae.AgentInstruction]:
-        return self.handle(ae.WorkerDied(DIED, epoch, request, loading, ended_by))
+        return self.handle(m.WorkerLost(DIED, epoch, request, ended_by, loading))
 
     def ready(self) -> list[ae.AgentInstruction]:
         return self.handle(ae.WorkerReady(self.machine.join))

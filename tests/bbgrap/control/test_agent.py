@@ -21,20 +21,20 @@ def test_what_a_dead_worker_had_is_loaded_by_the_next_one():
     assert agent.asked == []
     assert agent.ready_again() == [2, 1]
     for epoch in (2, 1):
-        agent.handle(ae.DeploymentLoaded(epoch, 0.25))
-        assert agent.said == [m.Deployed(epoch, 0.25)]
+        agent.handle(ae.DeploymentLoaded(epoch))
+        assert agent.said == [m.Deployed(epoch)]
 
 
 def test_weights_that_were_damaged_before_they_were_loaded_are_asked_for_again():
     agent = Driven()
     agent.deploy(1, ready=False)
     digest = next(iter(deploy_of(1).weight_types))
-    agent.handle(ae.DeploymentLoaded(1, 0.0, missing=(digest,)))
+    agent.handle(ae.DeploymentLoaded(1, missing=(digest,)))
     assert agent.said == [m.WeightsMissing(1, (digest,))]
     agent.handle(ae.WeightArrived(digest, 16, complete=True))
     assert agent.asked == [deploy_of(1)]
-    agent.handle(ae.DeploymentLoaded(1, 0.25))
-    assert agent.said == [m.Deployed(1, 0.25)]
+    agent.handle(ae.DeploymentLoaded(1))
+    assert agent.said == [m.Deployed(1)]
 
 
 def test_weights_that_a_dead_worker_had_in_part_are_asked_for_again():
@@ -169,8 +169,8 @@ def test_a_coordinator_that_returns_learns_of_the_worker_that_died_meanwhile():
     ]
     agent.ready()
     agent.handle(ae.WeightsChecked(1, ()))
-    agent.handle(ae.DeploymentLoaded(1, 0.1))
-    assert agent.said == [m.Deployed(1, 0.1)]
+    agent.handle(ae.DeploymentLoaded(1))
+    assert agent.said == [m.Deployed(1)]
 
 
 def test_a_stopped_worker_makes_its_agent_silent_and_the_coordinator_not_suspect():
@@ -226,10 +226,10 @@ def test_an_epoch_that_is_offered_again_waits_for_its_own_load():
     agent.deploy(1, ready=False)
     agent.tell(m.Release(1))
     agent.deploy(1, ready=False)
-    agent.handle(ae.DeploymentLoaded(1, 0.1))
+    agent.handle(ae.DeploymentLoaded(1))
     assert not any(isinstance(message, m.Deployed) for message in agent.said)
-    agent.handle(ae.DeploymentLoaded(1, 0.1))
-    assert m.Deployed(1, 0.1) in agent.said
+    agent.handle(ae.DeploymentLoaded(1))
+    assert m.Deployed(1) in agent.said
 
 
 def test_an_epoch_that_is_offered_again_after_its_weights_could_not_be_looked_for_is_looked_for_again():
@@ -237,7 +237,7 @@ def test_an_epoch_that_is_offered_again_after_its_weights_could_not_be_looked_fo
     agent = Driven()
     agent.tell(deploy_of(1))
     agent.tell(m.Release(1))
-    agent.handle(ae.DeploymentLoaded(1, 0.0, "no file of weights can be opened"))
+    agent.handle(ae.DeploymentLoaded(1, "no file of weights can be opened"))
     assert agent.said == []
     agent.tell(deploy_of(1))
     assert [type(each) for each in agent.done] == [ae.CheckWeights]

@@ -14,7 +14,7 @@ from bbgrap.control.coordinator import CoordinatorMachine
 from bbgrap.control.saved_state import SavedState
 from bbgrap.errors import RemoteProtocolError
 from bbgrap.protocol import client_messages as c
-from bbgrap.protocol.messages import Deploy, EndedBy, Heartbeat, WeightChunk
+from bbgrap.protocol.messages import Deploy, EndedBy, Heartbeat, WeightChunk, WorkerLost
 from tests.bbgrap.control.tiny_plans import FILE, plan_of, standby_of
 from tests.bbgrap.control.wire import introduction
 from tests.bbgrap.protocol.test_codec import AGENT, ANSWERS, CLIENT, COMMANDS
@@ -55,7 +55,7 @@ def test_agent(moves, data):
         if worker in {"dies", "crashes"} and ready:
             ready = False
             loading = data.draw(st.sampled_from([0, *machine._deployments.by_epoch]))
-            events = [ae.WorkerDied("gone", 0, 0, loading, EndedBy.CRASH if worker == "crashes" else EndedBy.OUTSIDE), *events]
+            events = [WorkerLost("gone", 0, 0, EndedBy.CRASH if worker == "crashes" else EndedBy.OUTSIDE, loading), *events]
         while events:
             try:
                 done = machine.handle(events.pop(0), now)
@@ -71,7 +71,7 @@ def test_agent(moves, data):
                     events.append(ae.WeightArrived(instruction.digest, 16, complete=True, fault=fault))
                 if isinstance(instruction, Deploy):
                     outcomes = st.sampled_from([("",), ("no",), ("", tuple(instruction.weight_types))])
-                    events.append(ae.DeploymentLoaded(instruction.epoch, 0.1, *data.draw(outcomes)))
+                    events.append(ae.DeploymentLoaded(instruction.epoch, *data.draw(outcomes)))
         assert len(machine._deployments.by_epoch) <= MAX_DEPLOYMENTS
 
 

@@ -105,7 +105,7 @@ def ends_two_workers(wire):
         (start,) = wire.started.values()
         (name,) = wire.nodes_of(start)
         wire.say(name, m.WorkerLost("out of memory", start.epoch, start.request, m.EndedBy.MEMORY))
-        wire.say(name, m.Deployed(start.epoch, 0.0))
+        wire.say(name, m.Deployed(start.epoch))
     wire.deliver_all()
     return wire.answer(call).reason
 
@@ -177,7 +177,7 @@ def test_a_request_that_has_ended_one_worker_each_on_the_plan_and_its_standby_is
         wire.say(name, m.WorkerLost("it crashed", start.epoch, start.request, m.EndedBy.CRASH))
         for variant in plans[1].variants:
             if name in variant.parts:
-                wire.say(name, m.Deployed(variant.epoch, 0.0))
+                wire.say(name, m.Deployed(variant.epoch))
     wire.deliver_all()
     assert [any(variant.epoch == epoch for variant in plan.variants) for plan, epoch in zip(plans, epochs, strict=True)] == [True, True]
     assert "has ended the workers of agents and is not run again: 'a': it crashed; 'a': it crashed" in wire.answer(call).reason
@@ -211,11 +211,11 @@ def test_a_request_that_has_ended_a_worker_waits_for_that_agents_copy_rather_tha
     (start,) = wire.started.values()
     assert start.epoch == over_both.epoch
     wire.say("a", m.WorkerLost("it crashed", start.epoch, start.request, m.EndedBy.CRASH))
-    wire.say("a", m.Deployed(over_both.epoch, 0.0))
+    wire.say("a", m.Deployed(over_both.epoch))
     wire.deliver_all()
     assert over_both.is_ready
     assert not wire.started
-    wire.say("a", m.Deployed(copy.epoch, 0.0))
+    wire.say("a", m.Deployed(copy.epoch))
     wire.deliver_all()
     assert [again.epoch for again in wire.started.values()] == [copy.epoch]
     assert isinstance(wire.until_answered(call), c.RunResult)
@@ -234,7 +234,7 @@ def run_on_a_copy(wire, deadline_s):
     def ends(agent, request):
         wire.say(agent, m.WorkerLost("it crashed", start.epoch, request, m.EndedBy.CRASH))
         for variant in plan.variants:
-            wire.say(agent, m.Deployed(variant.epoch, 0.0))
+            wire.say(agent, m.Deployed(variant.epoch))
 
     (name,) = wire.nodes_of(start)
     return call, start, ends, (name, *({"a", "b"} - {name}))

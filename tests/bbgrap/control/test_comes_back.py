@@ -53,7 +53,7 @@ def cut(wire, first, other):
 
 def lose_worker(wire, agent):
     """End an agent's worker; another one is there at once."""
-    wire.to_agent(agent, ae.WorkerDied("SIGKILL", 0, 0, 0, ended_by=messages.EndedBy.OUTSIDE))
+    wire.to_agent(agent, messages.WorkerLost("SIGKILL", 0, 0, messages.EndedBy.OUTSIDE))
     wire.to_agent(agent, ae.WorkerReady(agent.machine.join))
 
 
@@ -64,7 +64,7 @@ def load_badly(wire, times, name="b"):
     def carry_agent(agent, instruction):
         if isinstance(instruction, messages.Deploy) and len(instruction.peers) >= 3 and agent.name == name and left:
             left.pop()
-            wire.to_agent(agent, ae.DeploymentLoaded(instruction.epoch, 0.0, "out of memory"))
+            wire.to_agent(agent, ae.DeploymentLoaded(instruction.epoch, "out of memory"))
         else:
             carry(agent, instruction)
 

@@ -60,7 +60,7 @@ def test_a_request_that_loses_its_agents_run_after_run_is_given_up_and_no_other(
         agent = wire.agent(wire.nodes_of(start)[0])
         lost.append(agent.name)
         # Not by anything it computes, and it is back at once.
-        wire.to_agent(agent, ae.WorkerDied("the worker was ended by SIGKILL", 0, 0, 0, ended_by=m.EndedBy.OUTSIDE))
+        wire.to_agent(agent, m.WorkerLost("the worker was ended by SIGKILL", 0, 0, m.EndedBy.OUTSIDE))
         wire.to_agent(agent, ae.WorkerReady(introduction(agent.name)))
         wire.deliver_all()
     assert len(lost) == MAX_LOSSES
@@ -355,7 +355,7 @@ def test_messages_of_strangers_change_nothing():
     wire = ready_wire("a")
     before = wire.coordinator.status.nodes()
     for message in (
-        m.Deployed(1, 0.0),
+        m.Deployed(1),
         m.WeightsMissing(1, ()),
         m.RequestFailed(1, 1, "x"),
         m.Leave("bye"),

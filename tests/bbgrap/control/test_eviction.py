@@ -7,7 +7,6 @@ import pytest
 
 from bbgrap.cluster import NodeProfile
 from bbgrap.compiler.artifacts import WeightRef
-from bbgrap.control import agent_events as ae
 from bbgrap.control import coordinator_events as ce
 from bbgrap.control.eviction import MAX_LOADED
 from bbgrap.control.planning import standby_key
@@ -16,7 +15,7 @@ from bbgrap.graph.types import DType, TensorType
 from bbgrap.graph.weights import digest_of
 from bbgrap.planners.options import PlanOptions
 from bbgrap.protocol import client_messages as c
-from bbgrap.protocol.messages import EndedBy
+from bbgrap.protocol.messages import EndedBy, WorkerLost
 from tests.bbgrap.control.test_standbys import bring, standbys_of
 from tests.bbgrap.control.tiny_plans import plan_of, standby_of
 from tests.bbgrap.control.wire import MODEL, joined_wire, ready_wire
@@ -162,7 +161,7 @@ def test_a_new_model_does_not_wait_behind_those_that_a_new_worker_loads_again(mo
     wire = joined_wire("a", "b")
     for top in range(1, 1 + models):
         use(wire, top)
-    wire.to_agent(wire.agent("a"), ae.WorkerDied("it was ended", 0, 0, 0, ended_by=EndedBy.OUTSIDE))
+    wire.to_agent(wire.agent("a"), WorkerLost("it was ended", 0, 0, EndedBy.OUTSIDE))
     wire.deliver_all()
     wire.call(lambda number: c.PrepareModel(number, MODEL, {"x": (2, 2)}, PlanOptions("auto", top=(("y", 10),)), wait=False))
     wire.deliver_all()

@@ -53,7 +53,7 @@ def test_the_second_worker_that_a_request_ends_is_the_last_one():
         wire.say(name, m.WorkerLost("the worker was ended by SIGFPE", start.epoch, start.request, ended_by=m.EndedBy.CRASH))
         wire.wait(0.5)
         if breaks_first:
-            wire.say(name, m.Deployed(start.epoch, 0.0))
+            wire.say(name, m.Deployed(start.epoch))
     assert "is not run again" in wire.answer(call).reason
 
 
@@ -107,7 +107,7 @@ def test_a_model_that_has_ended_two_workers_ends_none_after_the_coordinator_was_
         wire.deliver_all()
         start, (name,) = started(wire)
         wire.say(name, m.WorkerLost("the worker was ended by SIGFPE", start.epoch, start.request, ended_by=m.EndedBy.CRASH))
-        wire.say(name, m.Deployed(start.epoch, 0.0))
+        wire.say(name, m.Deployed(start.epoch))
     wire.deliver_all()
     assert "is not run again" in wire.answer(call).reason
     wire.restart_coordinator()
@@ -171,7 +171,7 @@ def test_what_has_ended_a_worker_is_to_blame_for_the_next_one_that_loads_it():
             computed = next(epoch for epoch, variant in known.items() if agent.name in variant.parts) if victims else 0
             victims.append(agent.name)
             starting.append(agent)
-            died = ae.WorkerDied("SIGFPE", computed, 7 if computed else 0, ended_by=m.EndedBy.CRASH, loading=instruction.epoch)
+            died = m.WorkerLost("SIGFPE", computed, 7 if computed else 0, m.EndedBy.CRASH, instruction.epoch)
             wire.to_agent(agent, died)
         elif agent not in starting or not isinstance(instruction, ae.CheckWeights):  # a worker that has ended is told nothing
             carry(agent, instruction)
@@ -205,5 +205,5 @@ def test_what_has_answered_nothing_and_ended_a_worker_is_to_blame_for_the_next_o
         )
         wire.wait(0.5)
         if not loading:
-            wire.say(name, m.Deployed(start.epoch, 0.0))
+            wire.say(name, m.Deployed(start.epoch))
     assert ["is not run again" in answer.reason for answer in wire.answers[call]] == ([] if answered else [True])

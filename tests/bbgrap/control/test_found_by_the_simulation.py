@@ -88,11 +88,11 @@ def test_answers_of_two_loads_of_an_epoch_are_not_confused():  # 310666: the fir
     assert agent.handle(ae.WeightsChecked(7, ()), 0.0) == [deploy]
     agent.handle(ae.Received(m.Release(7)), 0.0)
     assert agent.handle(ae.Received(deploy), 0.0) == []
-    unload, check = agent.handle(ae.DeploymentLoaded(7, 0.1), 0.0)
+    unload, check = agent.handle(ae.DeploymentLoaded(7), 0.0)
     assert unload == m.Release(7)
     assert isinstance(check, ae.CheckWeights)
     agent.handle(ae.WeightsChecked(7, ()), 0.0)
-    assert agent.handle(ae.DeploymentLoaded(7, 0.1, "no memory"), 0.0) == [
+    assert agent.handle(ae.DeploymentLoaded(7, "no memory"), 0.0) == [
         m.Release(7),
         ae.ToCoordinator(m.DeploymentFailed(7, "no memory")),
     ]
@@ -203,7 +203,7 @@ def test_what_an_agent_was_never_told_to_load_is_said_again_although_its_worker_
 def test_the_next_worker_knows_what_was_abandoned():  # 30499: what was on its way to the last one it ran for ever
     agent, _ = held_agent(7)
     agent.handle(ae.Received(m.Abandon(7, 8, 60.0)), 0.0)
-    agent.handle(ae.WorkerDied("out of memory", 0, 0, 0, ended_by=m.EndedBy.MEMORY), 0.0)
+    agent.handle(m.WorkerLost("out of memory", 0, 0, m.EndedBy.MEMORY), 0.0)
     assert m.Abandon(7, 8, 60.0) in agent.handle(ae.WorkerReady(introduction("a")), 0.0)
 
 

@@ -21,23 +21,10 @@ def test_what_was_loaded_while_a_crash_computed_is_loaded_first():
     agent = Driven()
     agent.deploy(1)
     agent.deploy(2, ready=False)
-    agent.handle(ae.WorkerDied(DIED, 1, 9, 2, ended_by=m.EndedBy.CRASH))
+    agent.handle(m.WorkerLost(DIED, 1, 9, m.EndedBy.CRASH, 2))
     assert m.WorkerLost(DIED, 1, 9, ended_by=m.EndedBy.CRASH, loading=2) in agent.said
     assert not any(isinstance(message, m.DeploymentFailed) for message in agent.said)
     assert agent.ready_again() == [2, 1]
-
-
-def test_what_computed_last_is_loaded_again_first():
-    """Also when the next worker ends before it has loaded all; what computes no more is forgotten with its deployment."""
-    agent = Driven()
-    agent.deploy(1, 2, 3, 4, 5)
-    agent.handle(ae.WorkerDied(DIED, 0, 0, 0, ended_by=m.EndedBy.OUTSIDE, recent=(4, 2)))
-    assert agent.ready_again() == [4, 2, 5, 3, 1]
-    agent.handle(ae.WorkerDied(DIED, 0, 0, 0, ended_by=m.EndedBy.OUTSIDE, recent=(5, 4)))
-    assert agent.ready_again() == [5, 4, 2, 3, 1]
-    agent.tell(m.Release(4))
-    agent.handle(ae.WorkerDied(DIED, 0, 0, 3, ended_by=m.EndedBy.OUTSIDE, recent=(99,)))
-    assert agent.ready_again() == [5, 2, 3, 1]
 
 
 def test_what_is_offered_while_a_worker_loads_all_again_comes_between():
@@ -76,7 +63,7 @@ def test_what_somebody_waits_for_is_loaded_next():
         agent.handle(ae.WeightsChecked(epoch, ()))
         assert agent.asked[0] == deploy_of(epoch)
         note()
-        agent.handle(ae.DeploymentLoaded(epoch, 0.1))
+        agent.handle(ae.DeploymentLoaded(epoch))
         assert agent.asked == []
     assert checked == [1, 5, 4, 2, 3, 6]
     agent.tell(m.LoadNext(3))
@@ -86,13 +73,13 @@ def test_what_somebody_waits_for_is_loaded_next():
 def test_the_next_worker_begins_with_what_somebody_waits_for():
     agent = Driven()
     agent.deploy(1, 2, 3, 4)
-    agent.handle(ae.WorkerDied(DIED, 0, 0, 0, ended_by=m.EndedBy.OUTSIDE, recent=(4, 3)))
+    agent.die()
     agent.tell(m.LoadNext(1))
     assert agent.asked == []
     assert agent.ready_again() == [1, 4, 3, 2]
     for epoch in (1, 4, 3, 2):
-        agent.handle(ae.DeploymentLoaded(epoch, 0.1))
-    agent.handle(ae.WorkerDied(DIED, 0, 0, 0, ended_by=m.EndedBy.OUTSIDE, recent=(4, 3)))
+        agent.handle(ae.DeploymentLoaded(epoch))
+    agent.die()
     assert agent.ready_again() == [4, 3, 2, 1]
 
 
@@ -112,8 +99,8 @@ def test_what_is_released_before_it_is_loaded_again_is_not_loaded():
     for epoch in (2, 1):
         agent.handle(ae.WeightsChecked(epoch, ()))
         assert agent.asked[0] == deploy_of(epoch)
-        agent.handle(ae.DeploymentLoaded(epoch, 0.1))
-        assert agent.said == [m.Deployed(epoch, 0.1)]
+        agent.handle(ae.DeploymentLoaded(epoch))
+        assert agent.said == [m.Deployed(epoch)]
 
 
 def test_weights_that_are_missing_or_not_to_be_found_keep_nothing_else_from_being_loaded_again():
@@ -125,5 +112,5 @@ def test_weights_that_are_missing_or_not_to_be_found_keep_nothing_else_from_bein
     agent.handle(ae.WeightsChecked(3, (digest,)))
     assert agent.said == [m.WeightsMissing(3, (digest,))]
     assert [i.epoch for i in agent.asked] == [2]
-    agent.handle(ae.DeploymentLoaded(2, 0.0, "no file of weights can be opened"))
+    agent.handle(ae.DeploymentLoaded(2, "no file of weights can be opened"))
     assert [i.epoch for i in agent.asked if isinstance(i, ae.CheckWeights)] == [1]

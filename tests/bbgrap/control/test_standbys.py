@@ -175,7 +175,7 @@ def test_what_may_have_ended_a_worker_is_not_loaded_elsewhere_before_that_is_kno
     (new,) = set(wire.coordinator.loading.by_epoch) - known.keys()
     agent = wire.agent("a")
     wire.to_agent(agent, ae.WeightsChecked(new, ()))
-    wire.to_agent(agent, ae.WorkerDied("it ended", min(known), 7, new, ended_by))
+    wire.to_agent(agent, WorkerLost("it ended", min(known), 7, ended_by, new))
     wire.to_agent(agent, ae.WorkerReady(agent.machine.join))
     wire.add_agent("b")
     wire.wait(0.5)
@@ -229,7 +229,7 @@ def test_what_has_ended_a_worker_is_not_tried_next_where_another_model_has_its_l
         if isinstance(instruction, Deploy) and instruction.epoch not in known:
             victims.append(agent.name)
             epoch = instruction.epoch
-            wire.to_agent(agent, ae.WorkerDied("the worker was ended by SIGFPE", 0, 0, ended_by=EndedBy.CRASH, loading=epoch))
+            wire.to_agent(agent, WorkerLost("the worker was ended by SIGFPE", 0, 0, EndedBy.CRASH, epoch))
         else:
             carry(agent, instruction)
 

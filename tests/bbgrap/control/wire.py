@@ -311,7 +311,7 @@ class Wire:
                 self.to_agent(agent, ae.WeightArrived(digest, size, complete=True))
             case m.Deploy(epoch):
                 agent.loaded.add(epoch)
-                self.to_agent(agent, ae.DeploymentLoaded(epoch, 0.0))
+                self.to_agent(agent, ae.DeploymentLoaded(epoch))
             case m.Release(epoch):
                 agent.loaded.discard(epoch)
             case m.Abandon(epoch, request):

@@ -70,9 +70,9 @@ class Agent(Process):
         epoch, request = (worker.executor.computing or (0, 0)) if only != "load" else (0, 0)
         loading = worker.loading if only != "kernel" else 0
         self.world.data.gone(worker, silent=False)
-        self.do(self._worker_died, ae.WorkerDied(f"it ended: {reason}", epoch, request, loading, ended_by, tuple(reversed(worker.recent))))
+        self.do(self._worker_died, m.WorkerLost(f"it ended: {reason}", epoch, request, ended_by, loading))
 
-    def _worker_died(self, event: ae.WorkerDied) -> None:
+    def _worker_died(self, event: m.WorkerLost) -> None:
         self._handle(event)
         self._start_worker()
 

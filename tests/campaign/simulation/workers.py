@@ -50,8 +50,6 @@ class Worker(Process):
         self.load_began = self.load_limit_s = 0.0
         self.hangs = False
         self.computing_since = 0.0
-        self.recent: dict[int, None] = {}
-        """The epochs that have computed, the last one last."""
         self.steps = 0
         self.allowed: set[str] = set()
         self._jobs: deque[tuple[float, Callable[[], None]]] = deque()
@@ -125,8 +123,6 @@ class Worker(Process):
         name, share, part = cost_of(segment)
         model = self.world.models[name]
         self.computing_since = self.clock.now
-        self.recent.pop(key[0], None)
-        self.recent[key[0]] = None
         seconds = model.seconds * share / self.agent.speed
         if model.trait == "kills" or (model.trait == "kills in parts" and part) or "!kill" in token:
             self.later(0.001, lambda: self.agent.worker_dies(self, f"it crashed in {name}", m.EndedBy.CRASH))
@@ -256,7 +252,7 @@ class Worker(Process):
         def end(names: tuple[str, ...]) -> None:
             self.loading = 0
             if self.world.loads_fail > self.clock.now:
-                said(ae.DeploymentLoaded(epoch, 0.1, "no memory"))
+                said(ae.DeploymentLoaded(epoch, "no memory"))
                 return
             reading = reading_of(deploy.further)[0] if deploy.further and all(segment.whole for segment in deploy.segments) else None
             addresses = {peer.device: peer.address for peer in deploy.peers}
@@ -274,7 +270,7 @@ class Worker(Process):
             fault = f"peer at {missing[0]} does not answer" if missing else ""
             for address in missing:
                 self.agent.hear(m.LinkBroken(address, "it does not answer"))
-            self.agent.hear(ae.DeploymentLoaded(epoch, 0.1, fault))
+            self.agent.hear(ae.DeploymentLoaded(epoch, fault))
 
         def said(event: ae.DeploymentLoaded) -> None:
             self._busy = False
