@@ -103,6 +103,9 @@ class Standbys:
         if member is None:
             if standby.refused and not standby.variants and standby.refused.keys() >= self.members.by_name.keys():
                 standby.fails("", Fault.EXECUTION, next(iter(standby.refused.values())), now)
+                # It is made anew when it is tried again: what is wrong may be what was made of it, a damaged file.
+                standby.planned = ()
+                return [ForgetPlan(standby.latest)]
             return []
         if any(variant.tracker.state == "loading" and self._queue(variant) <= self.loading.to_load(member.name) for variant in there):
             # It would wait there as long.

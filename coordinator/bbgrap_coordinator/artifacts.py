@@ -18,11 +18,11 @@ import json
 import os
 import shutil
 import stat
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, cast
+from typing import Annotated, TypeVar, cast
 
 import msgpack
 import numpy as np
@@ -32,7 +32,6 @@ from bbgrap.control.planned_variant import PlannedVariant
 from bbgrap.errors import BbgrapError, PlanError
 from bbgrap.graph.mapped_files import map_file
 from bbgrap.graph.types import STORABLE, Array, DType, TensorType
-from bbgrap.graph.weights import digest_of
 from bbgrap.protocol.checks import check_deploy
 from bbgrap.protocol.limits import MAX_REPORT_BYTES, Digest, Length, Name
 from bbgrap.protocol.messages import Deploy, Peer
@@ -77,32 +76,6 @@ class _Made:
     variants: tuple[_Variant, ...]
     places: Mapping[Digest, _Place]
     inherited: Mapping[Digest, _Place]
-
-
-class MappedWeights(Mapping[str, Array]):
-    """Weights by digest, read-only views of a mapped file; `on_use` is called when one of them is asked for."""
-
-    def __init__(self, arrays: Mapping[str, Array], on_use: Callable[[], None] = lambda: None) -> None:
-        self._arrays = arrays
-        self._on_use = on_use
-
-    def __getitem__(self, digest: str) -> Array:
-        array = self._arrays[digest]
-        self._on_use()
-        return array
-
-    def __contains__(self, digest: object) -> bool:
-        return digest in self._arrays  # to ask for one is not to use it
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._arrays)
-
-    def __len__(self) -> int:
-        return len(self._arrays)
-
-    def damaged(self) -> Iterator[bool]:
-        """Yield of one after the other whether its content has another digest; this reads all of them."""
-        return (digest_of(array) != digest for digest, array in self._arrays.items())
 
 
 def write_artifacts(folder: Path, variants: Sequence[PlannedVariant], base: Path | None = None) -> None:
@@ -154,8 +127,10 @@ def sync_artifacts(folder: Path) -> None:
     sync_folder(folder.parent)
 
 
-def read_artifacts(folder: Path, expected: str = "", on_use: Callable[[], None] = lambda: None) -> tuple[PlannedVariant, ...]:
+def read_artifacts(folder: Path, expected: str = "") -> tuple[PlannedVariant, ...]:
     """Return the variants that a folder holds, their weights mapped; `expected` is the digest that it must have, if it is known.
+
+    The weights are not read, and so not checked: agents refuse what has another digest than it is asked by.
 
     Raises:
         PlanError: if it does not hold what `write_artifacts` writes.
@@ -169,7 +144,7 @@ def read_artifacts(folder: Path, expected: str = "", on_use: Callable[[], None] 
         if not made.variants:
             raise SchemaError("there are no variants")
         arrays = _mapped(folder / _WEIGHTS, made.places) | (_mapped(folder / _INHERITED, made.inherited) if made.inherited else {})
-        return tuple(_variant(form, arrays, on_use) for form in made.variants)
+        return tuple(_variant(form, arrays) for form in made.variants)
     except (SchemaError, BbgrapError, OSError, ValueError, TypeError, LookupError, RecursionError, OverflowError, MemoryError) as error:
         raise PlanError(f"what planning made in '{folder}' cannot be used: {type(error).__name__}: {str(error)[:500]}") from None
 
@@ -234,7 +209,7 @@ def _mapped(path: Path, places: Mapping[str, _Place]) -> dict[str, Array]:
     return arrays
 
 
-def _variant(form: _Variant, arrays: Mapping[str, Array], on_use: Callable[[], None]) -> PlannedVariant:
+def _variant(form: _Variant, arrays: Mapping[str, Array]) -> PlannedVariant:
     report = json.loads(form.report)
     if not isinstance(report, dict):
         raise SchemaError("a report is no object")
@@ -250,10 +225,7 @@ def _variant(form: _Variant, arrays: Mapping[str, Array], on_use: Callable[[], N
         _check_device(number, host, device)
         for segment in device.segments:
             used |= {ref.digest: _weight(segment, ref, arrays) for ref in segment.weights.values()}
-    weights = MappedWeights(used, on_use)
-    return PlannedVariant(
-        form.name, Artifacts(form.devices, form.host, weights, form.further, form.joinings), cast("Mapping[str, Any]", report)
-    )
+    return PlannedVariant(form.name, Artifacts(form.devices, form.host, used, form.further, form.joinings), report)
 
 
 def _check_device(number: int, host: int, device: DeviceArtifacts) -> None:

@@ -14,13 +14,12 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
 
 from bbgrap.control.coordinator_instructions import ForgetPlan, RemoveProfile, SaveModel, SavePlan, SaveProfile
 from bbgrap.control.planned_variant import PlannedVariant
 from bbgrap.control.saved_state import SavedState, StoredPlan
 from bbgrap.errors import PlanError
-from bbgrap_coordinator.artifacts import ArtifactFolders, MappedWeights, digest_on_disk, read_artifacts, sync_artifacts
+from bbgrap_coordinator.artifacts import ArtifactFolders, digest_on_disk, read_artifacts, sync_artifacts
 from bbgrap_coordinator.state_database import SavedPlan, StateDatabase
 
 MAX_PLANS = 64
@@ -53,9 +52,6 @@ class Storage:
         self._pool = ThreadPoolExecutor(1, "storage")
         self._kept: OrderedDict[int, _Kept] = OrderedDict()
         self._loaded: set[int] = set()
-        self._checked: set[int] = set()
-        self._damaged: set[int] = set()
-        self._closing = False
 
     def read(self, sizes: Mapping[str, int]) -> SavedState:
         """Return what an earlier coordinator has left, and remove what belongs to nothing; `sizes` are those of model files, by digest."""
@@ -82,7 +78,7 @@ class Storage:
     def _variants_of(self, saved: SavedPlan) -> tuple[PlannedVariant, ...] | None:
         job = saved.plan.job
         try:
-            made = read_artifacts(self._folders.path(job), saved.artifacts, on_use=partial(self._used, job))
+            made = read_artifacts(self._folders.path(job), saved.artifacts)
             if not saved.plan.fits(made):
                 raise PlanError("its variants, or their nodes, are not those that its job made")
             return made
@@ -93,7 +89,6 @@ class Storage:
 
     def close(self) -> None:
         """Write what was said, and end."""
-        self._closing = True
         self._pool.shutdown()
         self._state.close()
 
@@ -123,12 +118,6 @@ class Storage:
         """Keep that this cluster has had agents."""
         self._do(lambda: self._state.set_number("saw_agents", 1))
 
-    def _used(self, job: int) -> None:
-        """Check the weights of a plan of an earlier coordinator when the first of them is sent: beside it, for agents check them, too."""
-        if job not in self._checked:
-            self._checked.add(job)
-            self._do(lambda: self._check(job))
-
     # --- what is done, by another -----------------------------------------------------------------------------------------------------
 
     def _do(self, work: Callable[[], None]) -> None:
@@ -157,8 +146,8 @@ class Storage:
 
     def _save_plan(self, plan: StoredPlan) -> None:
         digest = digest_on_disk(self._folders.path(plan.job))
-        if digest is None or plan.job in self._damaged:
-            _log.warning("plan of job %d is not kept: its artifacts are %s", plan.job, "damaged" if digest else "gone")
+        if digest is None:
+            _log.warning("plan of job %d is not kept: its artifacts are gone", plan.job)
             return
         # Here and not when it was made: a standby answers before it is on the disk.
         sync_artifacts(self._folders.path(plan.job))
@@ -178,24 +167,3 @@ class Storage:
         self._state.forget_plan(job)
         self._folders.remove(job)
         self._kept.pop(job, None)
-
-    def _check(self, job: int) -> None:
-        try:
-            variants = read_artifacts(self._folders.path(job))
-        except PlanError as error:
-            self._drop_damaged(job, str(error))
-            return
-        for variant in variants:
-            weights = variant.artifacts.weights
-            for damaged in weights.damaged() if isinstance(weights, MappedWeights) else ():
-                if damaged:
-                    self._drop_damaged(job, "a weight has another digest; agents refuse it")
-                    return
-                if self._closing:
-                    return
-
-    def _drop_damaged(self, job: int, what: str) -> None:
-        """Forget a plan that may be in use: its folder goes at the next start."""
-        _log.warning("plan of job %d is damaged on disk and kept no longer: %s", job, what)
-        self._damaged.add(job)
-        self._state.forget_plan(job)

@@ -325,3 +325,29 @@ def test_a_standby_that_cannot_be_kept_for_now_is_made_again():
     wire.standby = standby_of
     wire.wait(FIRST_AGAIN_S + 0.5)
     assert isinstance(wire.until_answered(wire.run()), c.RunResult)
+
+
+def test_a_standby_that_nobody_can_load_is_made_anew():
+    """Its weights on the coordinator's disk are damaged, say: whoever gets them refuses them, for ever."""
+    wire, made = joined_wire("a", "b"), []
+
+    def make(job):
+        made.append(job.job)
+        return standby_of(job)
+
+    def carry(agent, instruction):
+        if isinstance(instruction, Deploy) and len(made) < 2:
+            wire.to_agent(agent, ae.DeploymentLoaded(instruction.epoch, "a weight has another digest"))
+        else:
+            Wire.carry_agent(wire, agent, instruction)
+
+    wire.standby, wire.plan, wire.carry_agent = make, lambda _: None, carry
+    wire.call(lambda n: replace(prepare_message(n, wire.options), wait=False))
+    wire.settle_for(1.0)
+    assert len(made) == 1
+    assert wire.kept == {}
+    wire.settle_for(5.0)
+    assert len(made) == 2
+    assert isinstance(wire.until_answered(wire.run()), c.RunResult)
+    wire.settle_for(60.0)
+    assert len(made) == 2

@@ -41,7 +41,6 @@ def test_all_comes_back(folder):
             back = theirs.artifacts.weights[digest]
             assert (back.dtype, back.shape, back.flags.aligned, back.flags.writeable) == (array.dtype, array.shape, True, False)
             assert digest_of(back) == digest
-        assert not any(theirs.artifacts.weights.damaged())
 
 
 def test_programs_of_sequences_come_back_and_how_requests_are_joined(folder, tmp_path):
@@ -65,28 +64,7 @@ def test_weights_outlive_their_file(folder):
     (found,) = read_artifacts(folder)
     ArtifactFolders(folder.parent).remove(1 << 40)
     assert not folder.exists()
-    assert not any(found.artifacts.weights.damaged())
-
-
-def test_use_is_noticed(folder):
-    write_artifacts(folder, [variant(ARRAYS)])
-    used = []
-    (found,) = read_artifacts(folder, on_use=lambda: used.append(1))
-    weights = found.artifacts.weights
-    assert all(digest in weights for digest in weights)
-    assert len(weights) == len(ARRAYS)
-    assert used == []
-    assert weights[next(iter(weights))] is not None
-    assert used
-
-
-def test_a_changed_byte_of_a_weight_is_found(folder):
-    write_artifacts(folder, [variant(ARRAYS)])
-    content = bytearray((folder / "weights").read_bytes())
-    content[0] ^= 1
-    (folder / "weights").write_bytes(content)
-    (found,) = read_artifacts(folder, digest_on_disk(folder))
-    assert sum(found.artifacts.weights.damaged()) == 1
+    assert all(digest_of(array) == digest for digest, array in found.artifacts.weights.items())
 
 
 @given(place=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7))
