@@ -2,8 +2,8 @@
 
 A training step is divided by all that its layers move, forward and backward (`training_chain`). The rest of this file is for inference. A
 layer runs in one of the aligned forms of figure 6: by batch, by output channels, or by input channels with partial sums (`red`). The
-tensor between two layers is tiled by batch (R), by channels (C) or copied (r); converting costs what `papers.tilings` says (equation 2,
-forward products only, weights are where they are used). `papers.soybean` has the training objective.
+tensor between two layers is tiled by batch (R), by channels (C) or copied (r); converting costs what equation 2 says (forward products
+only, weights are where they are used). `benchmarks.papers` has the tables for any number of cuts, and the training objective.
 
 Section 4.5 on other operators: an element-wise one has the tiling of its input and may not be copied (so R or C around it), any other is
 divided by batch only. Deviations: at batch 1 the latter would leave them no tiling, so all machines compute them whole (r); any number
@@ -16,9 +16,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
-from math import inf, prod
-
-import numpy as np
+from math import prod
+from operator import itemgetter
 
 from bbgrap.cluster import Cluster
 from bbgrap.graph import Graph, Node
@@ -27,12 +26,17 @@ from bbgrap.planners.layers import Layer, layers_of, operands_by_size
 from bbgrap.planners.options import PlanOptions
 from bbgrap.planners.placements import ON_ONE, REPLICATE, Levels, Partial, Placement, Placements, Shard, tiles_of
 from bbgrap.planners.plan import Tile, Tiles, whole_output
-from bbgrap.planners.tilings import COLUMNS, COPY, FORMS, ROWS, tables_of
 from bbgrap.planners.training import training_structure
 from bbgrap.planners.training_chain import place_by_chain
 from bbgrap.tdl import Description, Descriptions, is_elementwise
 
-TILINGS = ROWS + COLUMNS + COPY
+ROWS, COLUMNS, COPY = TILINGS = "RCr"
+FORMS = "bio"
+"""Batch, input channels, output channels."""
+
+_READS = {"b": ROWS, "i": COLUMNS, "o": COPY}
+_MAKES = {"b": ROWS, "o": COLUMNS}
+"""How a form has its input and its output tiled; what `i` makes are partial sums of all of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,22 +88,37 @@ def one_cut(chain: Sequence[Chained], way: int) -> list[Choice]:
 
     The first layer's input is a model's: it comes from the coordinator as it is needed, and costs nothing.
     """
-    tables = tables_of(TILINGS, FORMS, (way,))
-    best, trail, free = np.zeros(len(TILINGS)), [], True
+    best, free, cost = {tiling: (0.0, list[Choice]()) for tiling in TILINGS}, True, itemgetter(0)
     for layer in chain:
-        through = best[:, None] + tables.fetch["x"] * (0 if free else layer.reads)
-        forms = np.array([0.0 if form in layer.forms else inf for form in FORMS])
-        tilings = np.array([0.0 if tiling in layer.tilings else inf for tiling in TILINGS])
-        total = (through.min(0) + forms)[:, None] + tables.store["y"] * layer.makes + tilings
-        trail.append((through.argmin(0), total.argmin(0)))
-        best, free = total.min(0), layer.copied
-    choices: list[Choice] = []
-    tiling = int(best.argmin())
-    for before, form_of in reversed(trail):
-        form = int(form_of[tiling])
-        choices.append(Choice(FORMS[form], TILINGS[tiling]))
-        tiling = int(before[form])
-    return choices[::-1]
+        reads, makes = 0.0 if free else layer.reads, layer.makes
+        through = {
+            form: min(((spent + converted(tiling, _READS[form], way) * reads, path) for tiling, (spent, path) in best.items()), key=cost)
+            for form in layer.forms
+        }
+        best = {
+            tiling: min(
+                ((spent + stored(form, tiling, way) * makes, [*path, Choice(form, tiling)]) for form, (spent, path) in through.items()),
+                key=cost,
+            )
+            for tiling in TILINGS
+            if tiling in layer.tilings
+        }
+        free = layer.copied
+    return min(best.values(), key=cost)[1]
+
+
+def converted(before: str, after: str, way: int) -> float:
+    """Return what so many parts fetch of a tensor to have it tiled otherwise, in areas of it (equation 2)."""
+    if before in (COPY, after):
+        return 0.0
+    return way - 1.0 if after == COPY else (way - 1) / way
+
+
+def stored(form: str, tiling: str, way: int) -> float:
+    """Return the same of what a form makes; partial sums are added up before."""
+    if form == "i":
+        return (way - 1.0) * (2 if tiling == COPY else 1)
+    return converted(_MAKES[form], tiling, way)
 
 
 def _kinds_after(graph: Graph, layer: Layer, descriptions: Descriptions, layers: Set[str]) -> Set[bool]:

@@ -25,8 +25,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bbgrap.planners.tilings import FORMS, Floats, Tables
 from benchmarks.papers.networks import BYTES, Layer, Network
+from benchmarks.papers.tilings import FORMS, Floats, Tables
 
 Areas3 = tuple[float, float, float]
 """Elements of what a product reads, first and second, and of what it makes."""

@@ -18,10 +18,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from bbgrap.planners.tilings import AXES_OF, COPY, FORMS, tables_of
 from benchmarks.papers.chains import ROLES, Areas, Areas3, ChainPlan, LayerTilings, Search, areas_of
 from benchmarks.papers.networks import BYTES, Network
 from benchmarks.papers.tiling_words import words
+from benchmarks.papers.tilings import AXES_OF, COPY, FORMS, tables_of
 
 TilesAre = Literal["stored", "operand"]
 LETTERS = "RCr"

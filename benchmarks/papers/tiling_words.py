@@ -1,4 +1,4 @@
-"""Words that are tilings, and what the papers say of one cut (see `bbgrap.planners.tilings`)."""
+"""Words that are tilings, and what the papers say of one cut (see `benchmarks.papers.tilings`)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import product
 from math import prod
 
-from bbgrap.planners.tilings import COLUMNS, COPY, ROWS
+from benchmarks.papers.tilings import COLUMNS, COPY, ROWS
 
 RED = "red"
 """Partial sums on all devices: no tiling of a tensor, only what a product leaves behind."""

@@ -26,12 +26,12 @@ from math import comb
 
 from bbgrap.errors import PlanError
 from bbgrap.planners.placements import factors
-from bbgrap.planners.tilings import COLUMNS, FORMS, ROWS, Tables, tables_of
 from benchmarks.papers.chains import Areas, ChainPlan, LayerTilings, Search, areas_of
 from benchmarks.papers.coarsening import coarsen, is_chain, training_graph
 from benchmarks.papers.networks import Network
 from benchmarks.papers.soybean import Counted, recursive
 from benchmarks.papers.tiling_words import words
+from benchmarks.papers.tilings import COLUMNS, FORMS, ROWS, Tables, tables_of
 
 GIB = 1 << 30
 LETTERS = ROWS + COLUMNS

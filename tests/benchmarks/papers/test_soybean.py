@@ -6,7 +6,7 @@ from itertools import product
 
 import pytest
 
-from bbgrap.planners.tilings import FORMS, tables_of
+from bbgrap.planners import soybean as planner
 from benchmarks.papers.chains import LayerTilings, Search, areas_of
 from benchmarks.papers.networks import Network, alexnet, convolutions, hypar_networks, lstm, main_path, mlp, wresnet
 from benchmarks.papers.soybean import (
@@ -19,6 +19,7 @@ from benchmarks.papers.soybean import (
     worked_example,
 )
 from benchmarks.papers.tiling_words import CONVERSION, RED, flattened, share_held, words
+from benchmarks.papers.tilings import FORMS, tables_of
 
 FIVE = mlp(*[300] * 6)
 NETWORKS: dict[str, tuple[Network, int]] = {
@@ -50,6 +51,15 @@ def test_s2_conversion_table_and_number_of_tilings() -> None:
     assert CONVERSION[RED, "r"] == 2
     assert [len(flattened("RCr", cuts)) for cuts in (1, 2, 3, 4)] == [3, 6, 10, 15]
     assert words("RCr", 2) == ("RR", "RC", "Rr", "CR", "CC", "Cr", "rR", "rC", "rr")
+
+
+@pytest.mark.parametrize("ways", [2, 3, 5])
+def test_s2_the_planner_reckons_with_these_conversions(ways: int) -> None:
+    tables = tables_of(LETTERS, FORMS, (ways,))
+    for number, loop in enumerate(FORMS):
+        read = {"b": "R", "i": "C", "o": "r"}[loop]
+        assert [planner.converted(before, read, ways) for before in LETTERS] == [*tables.fetch["x"][:, number]]
+        assert [planner.stored(loop, after, ways) for after in LETTERS] == [*tables.store["y"][number]]
 
 
 @pytest.mark.parametrize("ways", [3, 5])
