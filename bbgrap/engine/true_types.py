@@ -22,11 +22,11 @@ from bbgrap.engine.cache_shapes import CACHING, cached_shapes
 from bbgrap.engine.estimator_shapes import estimator_shapes, is_estimator
 from bbgrap.engine.sessions import declared_type, make_session
 from bbgrap.errors import ModelError
-from bbgrap.graph.lower import empty_to_constant, skip_overwritten, unique_name
+from bbgrap.graph.lower import empty_to_constant, skip_overwritten
 from bbgrap.graph.onnx_io import OnnxModel, to_graph, weights_of, write_graph
 from bbgrap.graph.onnx_types import UNKNOWN
+from bbgrap.graph.rewriting import Rewriter
 from bbgrap.graph.types import STORABLE, Attribute, DType, Graph, Node, TensorType, Weight
-from bbgrap.graph.weights import make_weight
 from bbgrap.tdl import site_of
 from bbgrap.tdl.operators.products import einsum_shape
 
@@ -83,21 +83,17 @@ def typed_graph(model: OnnxModel, *, hides_sizes: bool = False, known: Mapping[s
 
 def plain_slopes(graph: Graph) -> Graph:
     """Spell out every `PRelu` whose slope has the higher rank: in a segment, inference would contradict what onnxruntime makes of it."""
-    taken = dict.fromkeys((*graph.types, *graph.node_by_name))
-    nodes: list[Node] = []
-    types, weights = dict(graph.types), dict(graph.weights)
+    writer = Rewriter(graph)
     for node in graph.nodes:
         if node.op != "PRelu" or not _is_doubted(graph, node) or any(graph.types[name].shape is None for name in node.inputs):
-            nodes.append(node)
+            writer.nodes.append(node)
             continue
         (x, slope), (y,) = node.inputs, node.outputs
-        zero, scaled, negative = (unique_name(f"{node.name}.{part}", taken) for part in ("zero", "scaled", "negative"))
-        weights[zero] = make_weight(zero, np.zeros((), types[x].dtype.numpy))
-        types |= {zero: weights[zero].type, scaled: types[y], negative: TensorType(DType.BOOL, types[x].shape)}
-        nodes.append(Node(negative, "Less", (x, zero), (negative,)))
-        nodes.append(Node(scaled, "Mul", (x, slope), (scaled,)))
-        nodes.append(Node(node.name, "Where", (negative, scaled, x), (y,)))
-    return graph if len(weights) == len(graph.weights) else replace(graph, nodes=tuple(nodes), types=types, weights=weights)
+        zero = writer.constant(f"{node.name}.zero", np.zeros((), graph.types[x].dtype.numpy))
+        scaled = writer.made(f"{node.name}.scaled", "Mul", (x, slope))
+        negative = writer.made(f"{node.name}.negative", "Less", (x, zero), dtype=DType.BOOL)
+        writer.nodes.append(Node(node.name, "Where", (negative, scaled, x), (y,)))
+    return writer.graph()
 
 
 def _first_wrong(graph: Graph, seen: Mapping[str, TensorType], shapes: _Shapes) -> dict[str, TensorType]:

@@ -14,10 +14,11 @@ later ones, the bits are the same. Without, onnxruntime (1.31) sums in another o
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
-from bbgrap.graph.lower import split_to_slices, trimmed, unique_name
-from bbgrap.graph.types import DType, Graph, Node, TensorType
+from bbgrap.graph.lower import split_to_slices, trimmed
+from bbgrap.graph.rewriting import Rewriter
+from bbgrap.graph.types import DType, Graph, Node
 
 _MICROSOFT = "com.microsoft"
 _KEPT_ATTRIBUTES = frozenset({"num_heads", "unidirectional", "scale", "mask_filter_value"})
@@ -35,64 +36,54 @@ _QUANTIZED = ("input", "weights", "scale", "weights_scale", "zero", "weights_zer
 
 def with_attention_apart(graph: Graph, kept: Collection[str]) -> Graph:
     """Return a graph with such attention in the second form, but for nodes that are `kept` and would get other bits; or the same graph."""
-    forms = {node.name: form for node in graph.nodes if (form := _fused_at(graph, node)) and (form.keeps_bits or node.name not in kept)}
-    if not forms:
-        return graph
-    nodes = tuple(part for node in graph.nodes for part in (forms[node.name].apart() if node.name in forms else (node,)))
-    types, moving = dict(graph.types), dict(graph.moving)
-    for form in forms.values():
-        types |= form.types
-        moving |= dict.fromkeys(form.types, graph.moving.get(form.operands["input"], frozenset()))
-    moving = {name: axes for name, axes in moving.items() if axes}
-    return split_to_slices(replace(graph, nodes=nodes, types=types, moving=moving))
+    writer = Rewriter(graph)
+    for node in graph.nodes:
+        form = _fused_at(graph, node)
+        if form is not None and (form.keeps_bits or node.name not in kept):
+            form.write(writer)
+        else:
+            writer.nodes.append(node)
+    made = writer.graph()
+    return graph if made is graph else split_to_slices(made)
 
 
 @dataclass(frozen=True, slots=True)
 class _Fused:
     """An attention over [batch, words, features] whose queries, keys and values have so many elements."""
 
-    graph: Graph
     node: Node
     operands: _Operands
     widths: tuple[int, ...]
-    types: dict[str, TensorType] = field(default_factory=dict)
-    """Of the values between the nodes of its second form."""
 
     @property
     def keeps_bits(self) -> bool:
         """Whether both forms answer with the same bits."""
         return "mask" in self.operands or bool(self.node.attributes.get("unidirectional", 0))
 
-    def apart(self) -> tuple[Node, ...]:
-        """Return its second form."""
-        *products, row = self._in_a_row()
-        names = tuple(self._value(part, width) for part, width in zip(("queries", "keys", "values"), self.widths, strict=True))
+    def write(self, writer: Rewriter) -> None:
+        """Write its second form."""
+        shape = writer.shape(self.operands["input"])[:-1]
+        row, moving = self._in_a_row(writer, (*shape, sum(self.widths))), writer.moves(self.operands["input"])
+        parts = zip(("queries", "keys", "values"), self.widths, strict=True)
+        names = tuple(writer.new(f"{self.node.name}.{part}", DType.FLOAT, (*shape, width), moving) for part, width in parts)
         attributes = {name: value for name, value in self.node.attributes.items() if name in _KEPT_ATTRIBUTES}
         further = (self.operands.get(name, "") for name in ("", "mask", "attention_bias"))
-        return (
-            *products,
-            row,
-            Node(f"{row.name}.parts", "Split", row.outputs, names, {"axis": 2}),
+        writer.nodes += [
+            Node(f"{row}.parts", "Split", (row,), names, {"axis": 2}),
             replace(self.node, op="MultiHeadAttention", inputs=trimmed((*names, *further)), attributes=attributes),
-        )
+        ]
 
-    def _in_a_row(self) -> tuple[Node, ...]:
-        """Return the nodes of which the last one makes queries, keys and values."""
-        row = self._value("row", sum(self.widths))
+    def _in_a_row(self, writer: Rewriter, shape: tuple[int, ...]) -> str:
+        """Write what makes queries, keys and values, in a row; return that."""
+        row, moving = f"{self.node.name}.row", writer.moves(self.operands["input"])
         if self.node.op == "QAttention":
             operands = trimmed(self.operands.get(name, "") for name in _QUANTIZED)
-            return (Node(row, "MatMulIntegerToFloat", operands, (row,), {}, _MICROSOFT),)
-        product = self._value("product", sum(self.widths))
-        return (
-            Node(product, "MatMul", (self.operands["input"], self.operands["weights"]), (product,)),
-            Node(row, "Add", (product, self.operands["bias"]), (row,)),
-        )
-
-    def _value(self, wanted: str, width: int) -> str:
-        name = unique_name(f"{self.node.name}.{wanted}", self.graph.types, self.graph.node_by_name)
-        shape = self.graph.types[self.operands["input"]].known_shape
-        self.types[name] = TensorType(DType.FLOAT, (*shape[:-1], width))
-        return name
+            name = writer.new(row, DType.FLOAT, shape, moving)
+            writer.nodes.append(Node(name, "MatMulIntegerToFloat", operands, (name,), {}, _MICROSOFT))
+            return name
+        factors = (self.operands["input"], self.operands["weights"])
+        product = writer.made(f"{self.node.name}.product", "MatMul", factors, shape=shape, moving=moving)
+        return writer.made(row, "Add", (product, self.operands["bias"]))
 
 
 def _fused_at(graph: Graph, node: Node) -> _Fused | None:
@@ -118,4 +109,4 @@ def _fused_at(graph: Graph, node: Node) -> _Fused | None:
         return None
     said = node.attributes.get("qkv_hidden_sizes")
     widths = tuple(width for width in said if isinstance(width, int)) if isinstance(said, tuple) else (weights.shape[-1] // 3,) * 3
-    return _Fused(graph, node, operands, widths) if sum(widths) == weights.shape[-1] else None
+    return _Fused(node, operands, widths) if sum(widths) == weights.shape[-1] else None

@@ -24,9 +24,8 @@ from math import prod
 
 import numpy as np
 
-from bbgrap.graph.lower import unique_name
-from bbgrap.graph.types import Array, Attribute, DType, Graph, Node, TensorType
-from bbgrap.graph.weights import make_weight
+from bbgrap.graph.rewriting import Rewriter
+from bbgrap.graph.types import Array, Attribute, DType, Graph, Node
 
 LEAST_LINE = 4
 """Elements of a line from which on its statistics are few beside it: chosen."""
@@ -63,8 +62,6 @@ class _Norm:
 def with_divided_norms(graph: Graph, kept: Collection[str]) -> Graph:
     """Return a graph with its normalisations in the second form, but for nodes that are `kept`; the same graph if there are none."""
     norms = [norm for node in graph.nodes if (norm := _norm_at(graph, node)) is not None and not _touches(norm, kept)]
-    if not norms:
-        return graph
     last = {norm.nodes[-1].name: norm for norm in norms}
     gone = {node.name for norm in norms for node in norm.nodes}
     writer = _Writer(graph)
@@ -146,111 +143,61 @@ def _per_channel(number: Array | None, shape: tuple[int, ...]) -> Array | None:
     return np.broadcast_to(number.reshape(-1).astype(np.float64), shape[1:2])
 
 
-class _Writer:
-    """Writes nodes in place of normalisations; names that it adds follow from those that are there, so that equal graphs get equal ones."""
+class _Writer(Rewriter):
+    """Writes nodes in place of normalisations."""
 
     def __init__(self, graph: Graph) -> None:
-        self.nodes: list[Node] = []
-        self._graph = graph
-        self._types = dict(graph.types)
-        self._weights = dict(graph.weights)
-        self._moving = dict(graph.moving)
-        self._names: dict[str, None] = dict.fromkeys((*graph.types, *graph.node_by_name))
+        super().__init__(graph)
         self._has_axes_as_input = graph.opsets.get("", 0) >= _AXES_AS_INPUT
-
-    def graph(self) -> Graph:
-        """Return what was written, without the types and weights that nothing mentions any more."""
-        read = {name for node in self.nodes for name in node.reads} | set(self._graph.outputs)
-        known = read.union(self._graph.inputs, *(node.outputs for node in self.nodes))
-        return replace(
-            self._graph,
-            nodes=tuple(self.nodes),
-            types={name: kind for name, kind in self._types.items() if name in known},
-            weights={name: weight for name, weight in self._weights.items() if name in read},
-            moving={name: axes for name, axes in self._moving.items() if axes and name in known},
-        )
 
     def write(self, norm: _Norm) -> None:
         """Write the second form of a normalisation; its last node keeps its name."""
-        name, shape = norm.nodes[-1].name, self._types[norm.x].known_shape
+        name, shape = norm.nodes[-1].name, self.shape(norm.x)
         is_apart = norm.groups in (1, shape[1])  # one axis then tells groups from channels
         x, map_ = norm.x, shape if is_apart else (shape[0], norm.groups, shape[1] // norm.groups, *shape[2:])
         if not is_apart:
-            moves = frozenset(axis + (axis > 1) for axis in self._moving.get(x, ()))
-            x = self._made(f"{name}.groups", "Reshape", (x, self._extents(f"{name}.groups shape", map_)), map_)
-            self._moving[x] = moves
-        groups = (shape[0], norm.groups, *(1,) * (len(map_) - 2))
+            moving = frozenset(axis + (axis > 1) for axis in self.moves(x))
+            x = self.made(f"{name}.groups", "Reshape", (x, self.integers(f"{name}.groups shape", map_)), shape=map_, moving=moving)
         over = tuple(axis for axis in range(1, len(map_) - 1) if axis > 1 or norm.groups == 1)
         channels = (*map_[1 : 2 if is_apart else 3], *(1,) * (len(shape) - 2))
 
-        near, d, mean, variance = self._statistics(name, x, map_, groups, over)
-        constant = self._constant(f"{name}.epsilon", np.array(norm.epsilon))
-        guarded = self._double(f"{name}.guarded", "Add", (variance, constant), groups)
-        deviation = self._double(f"{name}.deviation", "Sqrt", (guarded,), groups)
-        scale, bias = (self._constant(f"{name}.{of}", getattr(norm, of).reshape(channels)) for of in ("scale", "bias"))
-        per_channel, per_line = np.broadcast_shapes(groups, channels), (*map_[:-1], 1)
-        factor = self._double(f"{name}.factor", "Div", (scale, deviation), per_channel)
-        away = self._double(f"{name}.away", "Sub", (near, mean), per_line)
-        moved = self._double(f"{name}.moved", "Mul", (away, factor), per_line)
-        shift = self._double(f"{name}.shift", "Add", (moved, bias), per_line)
-        a, b = (self._cast(value, DType.FLOAT, extents) for value, extents in ((factor, per_channel), (shift, per_line)))
-        scaled = self._made(f"{name}.scaled", "Mul", (d, a), map_)
+        near, d, mean, variance = self._statistics(name, x, over)
+        guarded = self.made(f"{name}.guarded", "Add", (variance, self.constant(f"{name}.epsilon", np.array(norm.epsilon))))
+        deviation = self.made(f"{name}.deviation", "Sqrt", (guarded,))
+        scale, bias = (self.constant(f"{name}.{of}", getattr(norm, of).reshape(channels)) for of in ("scale", "bias"))
+        factor = self.made(f"{name}.factor", "Div", (scale, deviation))
+        away = self.made(f"{name}.away", "Sub", (near, mean))
+        moved = self.made(f"{name}.moved", "Mul", (away, factor))
+        shift = self.made(f"{name}.shift", "Add", (moved, bias))
+        a, b = (self._cast(value, DType.FLOAT) for value in (factor, shift))
+        scaled = self.made(f"{name}.scaled", "Mul", (d, a))
         last = Node(name, "Add", (scaled, b), (norm.y,))
         if not is_apart:
-            total = self._made(f"{name}.total", "Add", (scaled, b), map_)
-            last = Node(name, "Reshape", (total, self._extents(f"{name}.shape", shape)), (norm.y,))
+            total = self.made(f"{name}.total", "Add", (scaled, b))
+            last = Node(name, "Reshape", (total, self.integers(f"{name}.shape", shape)), (norm.y,))
         self.nodes.append(last)
 
-    def _statistics(
-        self, name: str, x: str, map_: tuple[int, ...], groups: tuple[int, ...], over: tuple[int, ...]
-    ) -> tuple[str, str, str, str]:
+    def _statistics(self, name: str, x: str, over: tuple[int, ...]) -> tuple[str, str, str, str]:
         """Return the means of lines, the differences from them, and of groups the mean and the variance."""
-        last, lines = (len(map_) - 1,), (*map_[:-1], 1)
-        near = self._mean(f"{name}.near", x, last, DType.FLOAT, lines)
-        d = self._made(f"{name}.apart", "Sub", (x, near), map_)
-        square = self._made(f"{name}.square", "Mul", (d, d), map_)
-        squares = self._mean(f"{name}.squares", square, last, DType.FLOAT, lines)
-        near, squares = (self._cast(value, DType.DOUBLE, lines) for value in (near, squares))
-        product = self._double(f"{name}.product", "Mul", (near, near), lines)
-        moment = self._double(f"{name}.moment", "Add", (squares, product), lines)
-        mean = self._mean(f"{name}.mean", near, over, DType.DOUBLE, groups)
-        moments = self._mean(f"{name}.moments", moment, over, DType.DOUBLE, groups)
-        off = self._double(f"{name}.off", "Mul", (mean, mean), groups)
-        rough = self._double(f"{name}.rough variance", "Sub", (moments, off), groups)
-        return near, d, mean, self._double(f"{name}.variance", "Relu", (rough,), groups)
+        last = (len(self.shape(x)) - 1,)
+        near = self._mean(f"{name}.near", x, last)
+        d = self.made(f"{name}.apart", "Sub", (x, near))
+        square = self.made(f"{name}.square", "Mul", (d, d))
+        squares = self._mean(f"{name}.squares", square, last)
+        near, squares = (self._cast(value, DType.DOUBLE) for value in (near, squares))
+        product = self.made(f"{name}.product", "Mul", (near, near))
+        moment = self.made(f"{name}.moment", "Add", (squares, product))
+        mean = self._mean(f"{name}.mean", near, over)
+        moments = self._mean(f"{name}.moments", moment, over)
+        off = self.made(f"{name}.off", "Mul", (mean, mean))
+        rough = self.made(f"{name}.rough variance", "Sub", (moments, off))
+        return near, d, mean, self.made(f"{name}.variance", "Relu", (rough,))
 
-    def _new(self, wanted: str, kind: TensorType) -> str:
-        name = unique_name(wanted, self._names)
-        self._names[name] = None
-        self._types[name] = kind
-        return name
+    def _cast(self, x: str, dtype: DType) -> str:
+        return self.made(f"{x} as {dtype.name.lower()}", "Cast", (x,), {"to": dtype.value}, dtype=dtype)
 
-    def _constant(self, wanted: str, array: Array) -> str:
-        name = self._new(wanted, TensorType(DType.of(array.dtype), array.shape))
-        self._weights[name] = make_weight(name, array)
-        return name
-
-    def _extents(self, wanted: str, extents: tuple[int, ...]) -> str:
-        return self._constant(wanted, np.array(extents, np.int64))
-
-    def _made(
-        self, wanted: str, op: str, inputs: tuple[str, ...], shape: tuple[int, ...], dtype: DType = DType.FLOAT, **attributes: Attribute
-    ) -> str:
-        name = self._new(wanted, TensorType(dtype, shape))
-        self._moving[name] = frozenset().union(*(self._moving.get(of, ()) for of in inputs))  # operands have the same axes, or do not move
-        self.nodes.append(Node(name, op, inputs, (name,), attributes))
-        return name
-
-    def _double(self, wanted: str, op: str, inputs: tuple[str, ...], shape: tuple[int, ...]) -> str:
-        return self._made(wanted, op, inputs, shape, DType.DOUBLE)
-
-    def _cast(self, x: str, dtype: DType, shape: tuple[int, ...]) -> str:
-        return self._made(f"{x} as {dtype.name.lower()}", "Cast", (x,), shape, dtype, to=dtype.value)
-
-    def _mean(self, wanted: str, x: str, over: tuple[int, ...], dtype: DType, shape: tuple[int, ...]) -> str:
-        if self._has_axes_as_input:
-            made = self._made(wanted, "ReduceMean", (x, self._extents(f"{wanted} axes", over)), shape, dtype, keepdims=1)
-        else:
-            made = self._made(wanted, "ReduceMean", (x,), shape, dtype, axes=over, keepdims=1)
-        self._moving[made] -= set(over)
-        return made
+    def _mean(self, wanted: str, x: str, over: tuple[int, ...]) -> str:
+        shape = tuple(1 if axis in over else size for axis, size in enumerate(self.shape(x)))
+        axes: dict[str, Attribute] = {} if self._has_axes_as_input else {"axes": over}
+        inputs = (x, self.integers(f"{wanted} axes", over)) if self._has_axes_as_input else (x,)
+        return self.made(wanted, "ReduceMean", inputs, {**axes, "keepdims": 1}, shape=shape, moving=self.moves(x) - {*over})

@@ -15,8 +15,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from bbgrap.graph.lower import trimmed, unique_name
-from bbgrap.graph.types import DType, Graph, Node, TensorType
+from bbgrap.graph.lower import trimmed
+from bbgrap.graph.rewriting import Rewriter
+from bbgrap.graph.types import DType, Graph, Node
 
 _QUANTIZER = ("", "DynamicQuantizeLinear")
 _PRODUCT = ("com.microsoft", "DynamicQuantizeMatMul")
@@ -29,49 +30,34 @@ def with_ranges_apart(graph: Graph) -> Graph:
     return _RangesApart(graph).run()
 
 
-class _RangesApart:
-    """Rewrites a graph node by node; names that it adds follow from those that are there, so that equal graphs get equal ones."""
-
-    def __init__(self, graph: Graph) -> None:
-        self._graph = graph
-        self._nodes: list[Node] = []
-        self._types: dict[str, TensorType] = dict(graph.types)
-        self._names: dict[str, None] = dict.fromkeys((*graph.types, *graph.node_by_name))
+class _RangesApart(Rewriter):
+    """Rewrites a graph node by node."""
 
     def run(self) -> Graph:
         """Return the other form; the same graph where nothing is to be rewritten."""
-        for node in self._graph.nodes:
+        for node in self.source.nodes:
             if (node.domain, node.op) == _QUANTIZER and len([name for name in node.outputs if name]) == _OUTPUTS and self._is_known(node):
                 self._quantizer(node.name, node.inputs[0], node.outputs)
             elif (node.domain, node.op) == _PRODUCT and self._is_known(node):
                 self._product(node)
             else:
-                self._nodes.append(node)
-        if len(self._nodes) == len(self._graph.nodes):
-            return self._graph
-        return replace(self._graph, nodes=tuple(self._nodes), types=self._types)
+                self.nodes.append(node)
+        return self.graph()
 
     def _is_known(self, node: Node) -> bool:
         """Whether a quantizer reads more elements than a range has, and it is known how many."""
-        kind = self._graph.types[node.inputs[0]]
+        kind = self.types[node.inputs[0]]
         return kind.dtype is DType.FLOAT and kind.nbytes > _ENDS * kind.dtype.itemsize
-
-    def _new(self, wanted: str, dtype: DType, shape: tuple[int, ...]) -> str:
-        name = unique_name(wanted, self._names)
-        self._names[name] = None
-        self._types[name] = TensorType(dtype, shape)
-        return name
 
     def _quantizer(self, name: str, x: str, outputs: tuple[str, ...]) -> None:
         codes, scale, zero = outputs
-        one = (1,) * len(self._types[x].known_shape)
-        low, high = (self._new(f"{name}.{end}", DType.FLOAT, one) for end in ("low", "high"))
-        ends = self._new(f"{name}.range", DType.FLOAT, (_ENDS, *one[1:]))
-        unread = self._new(f"{name}.range codes", DType.UINT8, (_ENDS, *one[1:]))
-        self._nodes += [
-            Node(low, "ReduceMin", (x,), (low,)),
-            Node(high, "ReduceMax", (x,), (high,)),
-            Node(ends, "Concat", (low, high), (ends,), {"axis": 0}),
+        one = (1,) * len(self.shape(x))
+        still = frozenset[int]()
+        low = self.made(f"{name}.low", "ReduceMin", (x,), shape=one, moving=still)
+        high = self.made(f"{name}.high", "ReduceMax", (x,), shape=one, moving=still)
+        ends = self.made(f"{name}.range", "Concat", (low, high), {"axis": 0}, shape=(_ENDS, *one[1:]))
+        unread = self.new(f"{name}.range codes", DType.UINT8, (_ENDS, *one[1:]))
+        self.nodes += [
             Node(unread, "DynamicQuantizeLinear", (ends,), (unread, scale, zero)),
             Node(name, "QuantizeLinear", (x, scale, zero), (codes,)),
         ]
@@ -79,9 +65,9 @@ class _RangesApart:
     def _product(self, node: Node) -> None:
         x, weight, weight_scale, *further = node.inputs
         weight_zero, bias = (*further, "", "")[:2]
-        codes = self._new(f"{node.name}.codes", DType.UINT8, self._types[x].known_shape)
-        scale = self._new(f"{node.name}.scale", DType.FLOAT, ())
-        zero = self._new(f"{node.name}.zero", DType.UINT8, ())
+        codes = self.new(f"{node.name}.codes", DType.UINT8, self.shape(x), self.moves(x))
+        scale = self.new(f"{node.name}.scale", DType.FLOAT, ())
+        zero = self.new(f"{node.name}.zero", DType.UINT8, ())
         self._quantizer(codes, x, (codes, scale, zero))
         operands = trimmed((codes, weight, scale, weight_scale, zero, weight_zero, bias))
-        self._nodes.append(replace(node, op="MatMulIntegerToFloat", inputs=operands))
+        self.nodes.append(replace(node, op="MatMulIntegerToFloat", inputs=operands))

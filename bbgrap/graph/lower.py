@@ -14,15 +14,15 @@ Once shapes are known for sure, two more are done: a value without elements is a
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from itertools import accumulate, count
+from itertools import accumulate
 
 import numpy as np
 
 from bbgrap.graph.packed import scales_in_rows, unpack_queries
-from bbgrap.graph.types import STORABLE, Graph, Node, TensorType, Weight
-from bbgrap.graph.weights import make_weight
+from bbgrap.graph.rewriting import Rewriter, unique_name
+from bbgrap.graph.types import STORABLE, Graph, Node, TensorType
 
 _SLICE_WITH_INPUTS = 10
 """The opset from which `Slice` takes starts and ends as inputs."""
@@ -70,16 +70,14 @@ def split_to_slices(graph: Graph) -> Graph:
     """Replace every `Split` whose parts have known sizes."""
     if graph.opsets.get("", 0) < _SLICE_WITH_INPUTS:
         return graph
-    nodes: list[Node] = []
-    weights: dict[str, Weight] = {}
+    writer = Rewriter(graph)
     for node in graph.nodes:
         sizes = _part_sizes(graph, node) if node.op == "Split" and not node.domain else None
         if sizes is None:
-            nodes.append(node)
+            writer.nodes.append(node)
         else:
-            nodes += _slices(graph, node, sizes, weights)
-    types = {**graph.types, **{name: weight.type for name, weight in weights.items()}}
-    return replace(graph, nodes=tuple(nodes), weights={**graph.weights, **weights}, types=types) if weights else graph
+            _write_slices(writer, node, sizes)
+    return writer.graph()
 
 
 def empty_to_constant(graph: Graph) -> Graph:
@@ -87,18 +85,16 @@ def empty_to_constant(graph: Graph) -> Graph:
 
     Only where shapes are those that a run makes: of what is left out nobody finds out that it makes others.
     """
-    weights: dict[str, Weight] = {}
+    writer = Rewriter(graph)
     stand_in: dict[str, str] = {}
     for name in graph.consumers:
         kind = graph.types[name]
         if kind.shape is not None and 0 in kind.shape and kind.dtype in STORABLE and name not in graph.weights:
-            stand_in[name] = unique_name(f"{name}.empty", graph.types)
-            weights[stand_in[name]] = make_weight(stand_in[name], np.empty(kind.shape, kind.dtype.numpy))
-    if not weights:
+            stand_in[name] = writer.constant(f"{name}.empty", np.empty(kind.shape, kind.dtype.numpy))
+    if not stand_in:
         return graph
-    nodes = tuple(replace(node, inputs=tuple(stand_in.get(name, name) for name in node.inputs)) for node in graph.nodes)
-    types = {**graph.types, **{name: weight.type for name, weight in weights.items()}}
-    return _without_unread(replace(graph, nodes=nodes, weights={**graph.weights, **weights}, types=types))
+    writer.nodes += (replace(node, inputs=tuple(stand_in.get(name, name) for name in node.inputs)) for node in graph.nodes)
+    return _without_unread(writer.graph())
 
 
 def skip_overwritten(graph: Graph) -> Graph:
@@ -176,12 +172,6 @@ def trimmed(names: Iterable[str]) -> tuple[str, ...]:
     return tuple(result)
 
 
-def unique_name(wanted: str, *taken: Container[str]) -> str:
-    """Return the wanted name, with a number added if it is in use."""
-    candidates = (wanted if k == 1 else f"{wanted}_{k}" for k in count(1))
-    return next(name for name in candidates if not any(name in names for names in taken))
-
-
 def _is_wire(graph: Graph, node: Node) -> bool:
     if node.domain or node.op not in ("Identity", "Dropout"):
         return False
@@ -232,19 +222,11 @@ def _part_sizes(graph: Graph, node: Node) -> list[int] | None:
     return [shape[axis] for shape in shapes] if len(shapes) == len(node.outputs) else None
 
 
-def _slices(graph: Graph, node: Node, sizes: list[int], weights: dict[str, Weight]) -> list[Node]:
-    """Make one `Slice` per part, and add the weights they read to `weights`."""
+def _write_slices(writer: Rewriter, node: Node, sizes: list[int]) -> None:
+    """Write one `Slice` per part."""
     bounds = [0, *accumulate(sizes)]
-    numbers = {"axis": _axis(graph, node), "step": 1, **{f"at{bound}": bound for bound in bounds}}
-    names = {label: unique_name(f"{node.name}.{label}", graph.types, weights) for label in numbers}
-    for label, value in numbers.items():
-        weights[names[label]] = make_weight(names[label], np.array([value], np.int64))
-    return [
-        Node(
-            unique_name(f"{node.name}.{k}", graph.node_by_name),
-            "Slice",
-            (node.inputs[0], names[f"at{start}"], names[f"at{stop}"], names["axis"], names["step"]),
-            (output,),
-        )
-        for k, (output, start, stop) in enumerate(zip(node.outputs, bounds[:-1], bounds[1:], strict=True))
-    ]
+    numbers = {"axis": _axis(writer.source, node), "step": 1, **{f"at{bound}": bound for bound in bounds}}
+    names = {label: writer.integers(f"{node.name}.{label}", (value,)) for label, value in numbers.items()}
+    for k, (output, start, stop) in enumerate(zip(node.outputs, bounds[:-1], bounds[1:], strict=True)):
+        inputs = (node.inputs[0], names[f"at{start}"], names[f"at{stop}"], names["axis"], names["step"])
+        writer.nodes.append(Node(writer.name(f"{node.name}.{k}"), "Slice", inputs, (output,)))

@@ -24,10 +24,10 @@ import numpy as np
 from onnx import AttributeProto, NodeProto, TensorProto, helper, numpy_helper
 
 from bbgrap.errors import ModelError
-from bbgrap.graph.lower import unique_name
 from bbgrap.graph.onnx_infer import infer_shapes
 from bbgrap.graph.onnx_read import BROKEN, OnnxModel
 from bbgrap.graph.onnx_tidy import copy_of, graphs_of, refill
+from bbgrap.graph.rewriting import unique_name
 
 _SINCE = 21
 """The operator set from which scale and bias are those of channels."""

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from bbgrap.graph.types import Graph, Node, TensorType, Weight
+from bbgrap.graph.rewriting import Rewriter
+from bbgrap.graph.types import Graph, Node, Weight
 from bbgrap.graph.weights import make_weight
 
 _PACKED = ("com.microsoft", "GroupQueryAttention")
@@ -21,20 +22,18 @@ def unpack_queries(graph: Graph) -> Graph:
 
     Packed ones of unknown width stay; so does an attention inside the body of a control-flow node.
     """
-    nodes: list[Node] = []
-    types = dict(graph.types)
+    writer = Rewriter(graph)
     for node in graph.nodes:
         widths = _widths(graph, node) if (node.domain, node.op) == _PACKED else None
         if widths is None:
-            nodes.append(node)
+            writer.nodes.append(node)
             continue
-        packed = node.inputs[0]
-        names = tuple(f"{packed}.{part} of {node.name}" for part in ("queries", "keys", "values"))
-        kind = graph.types[packed]
-        types |= {name: TensorType(kind.dtype, (*kind.known_shape[:-1], width)) for name, width in zip(names, widths, strict=True)}
-        nodes.append(Node(f"unpack {node.name}", "Split", (packed,), names, {"axis": 2}))
-        nodes.append(replace(node, inputs=(*names, *node.inputs[3:])))
-    return graph if len(nodes) == len(graph.nodes) else replace(graph, nodes=tuple(nodes), types=types)
+        packed, kind = node.inputs[0], graph.types[node.inputs[0]]
+        parts = zip(("queries", "keys", "values"), widths, strict=True)
+        names = tuple(writer.new(f"{packed}.{part} of {node.name}", kind.dtype, (*kind.known_shape[:-1], width)) for part, width in parts)
+        writer.nodes.append(Node(writer.name(f"unpack {node.name}"), "Split", (packed,), names, {"axis": 2}))
+        writer.nodes.append(replace(node, inputs=(*names, *node.inputs[3:])))
+    return writer.graph()
 
 
 def _widths(graph: Graph, node: Node) -> tuple[int, int, int] | None:

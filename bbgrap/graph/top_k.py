@@ -14,11 +14,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
-import numpy as np
-
 from bbgrap.errors import ModelError
-from bbgrap.graph.types import DType, Graph, Node, TensorType, Weight
-from bbgrap.graph.weights import make_weight
+from bbgrap.graph.rewriting import Rewriter
+from bbgrap.graph.types import DType, Graph, Node
 
 FEWEST_BLOCKS = 12
 """Blocks that an output is taken apart into. Chosen: 2, 3, 4, 6 or 12 nodes get equally many, and a node's part is off by half a block, 4 %
@@ -83,72 +81,57 @@ def _with_one(graph: Graph, name: str, count: int, blocks: int) -> Graph:
     tail = _Tail(graph, name)
     tail.add(count, min(blocks, kind.known_shape[-1]))
     outputs = tuple(made for output in graph.outputs for made in (top_names(name) if output == name else (output,)))
-    return replace(
-        graph,
-        nodes=(*graph.nodes, *tail.nodes),
-        outputs=outputs,
-        weights={**graph.weights, **tail.weights},
-        types={**graph.types, **tail.types},
-        moving={**graph.moving, **tail.moving},
-    )
+    return replace(tail.graph(), outputs=outputs)
 
 
-class _Tail:
-    """The nodes behind an output, with their weights and types."""
+class _Tail(Rewriter):
+    """A graph with further nodes behind an output."""
 
     def __init__(self, graph: Graph, name: str) -> None:
-        self.name = name
+        super().__init__(graph)
+        self.nodes += graph.nodes
+        self.output = name
         self.kind = graph.types[name]
         self.ordered = ORDERED[self.kind.dtype]
-        self.nodes: list[Node] = []
-        self.weights: dict[str, Weight] = {}
-        self.types: dict[str, TensorType] = {}
-        self.moving: dict[str, frozenset[int]] = {}
-        self._moves = graph.moving.get(name, frozenset()) - {len(self.kind.known_shape) - 1}
+        self._still_moving = self.moves(name) - {len(self.kind.known_shape) - 1}
 
     def add(self, count: int, blocks: int) -> None:
         """Add all of them."""
         size, kind, is_cast = self.kind.known_shape[-1], self.ordered, self.ordered is not self.kind.dtype
         borders = [size * number // blocks for number in range(blocks + 1)]
-        axis, source, made = self._ints("axis", -1), self.name, top_names(self.name)
+        axis, source, made = self._int("axis", -1), self.output, top_names(self.output)
         if is_cast:
             (source,) = self._node("Cast", "float", (source,), {f"{source}.top.float": (kind, size)}, to=kind.value)
         values, places, width = list[str](), list[str](), 0
         for number, (start, stop) in enumerate(pairwise(borders)):
             most = min(count, stop - start)
-            bounds = (self._ints(f"start{number}", start), self._ints(f"stop{number}", stop), axis)
-            block = self._node("Slice", f"block{number}", (source, *bounds), {f"{self.name}.top.block{number}": (kind, stop - start)})[0]
+            bounds = (self._int(f"start{number}", start), self._int(f"stop{number}", stop), axis)
+            block = self._node("Slice", f"block{number}", (source, *bounds), {f"{self.output}.top.block{number}": (kind, stop - start)})[0]
             value, found = self._top(f"best{number}", block, most, (f"{block}.values", f"{block}.indices"))
-            offset = self._ints(f"offset{number}", start)
+            offset = self._int(f"offset{number}", start)
             places += self._node("Add", f"place{number}", (found, offset), {f"{block}.places": (DType.INT64, most)})
             values.append(value)
             width += most
-        (candidates,) = self._node("Concat", "candidates", values, {f"{self.name}.top.candidates": (kind, width)}, axis=-1)
-        (where,) = self._node("Concat", "places", places, {f"{self.name}.top.places": (DType.INT64, width)}, axis=-1)
-        values_made = f"{self.name}.top.values" if is_cast else made[0]
-        best, chosen = self._top("best", candidates, min(count, size), (values_made, f"{self.name}.top.chosen"))
+        (candidates,) = self._node("Concat", "candidates", values, {f"{self.output}.top.candidates": (kind, width)}, axis=-1)
+        (where,) = self._node("Concat", "places", places, {f"{self.output}.top.places": (DType.INT64, width)}, axis=-1)
+        values_made = f"{self.output}.top.values" if is_cast else made[0]
+        best, chosen = self._top("best", candidates, min(count, size), (values_made, f"{self.output}.top.chosen"))
         self._node("GatherElements", "indices", (where, chosen), {made[1]: (DType.INT64, min(count, size))}, axis=-1)
         if is_cast:
             self._node("Cast", "values", (best,), {made[0]: (self.kind.dtype, min(count, size))}, to=self.kind.dtype.value)
 
     def _top(self, label: str, source: str, count: int, made: tuple[str, str]) -> tuple[str, ...]:
         types = {made[0]: (self.ordered, count), made[1]: (DType.INT64, count)}
-        return self._node("TopK", label, (source, self._ints(f"{label}.k", count)), types, axis=-1)
+        return self._node("TopK", label, (source, self._int(f"{label}.k", count)), types, axis=-1)
 
     def _node(
         self, op: str, label: str, operands: Sequence[str], made: Mapping[str, tuple[DType, int]], **attributes: int
     ) -> tuple[str, ...]:
         """Add a node that makes values of so many elements along the last axis; return their names."""
-        self.nodes.append(Node(f"{self.name}.top.{label}", op, tuple(operands), tuple(made), attributes))
-        for name, (dtype, width) in made.items():
-            self.types[name] = TensorType(dtype, (*self.kind.known_shape[:-1], width))
-            if self._moves:
-                self.moving[name] = self._moves
-        return tuple(made)
+        shape = self.kind.known_shape[:-1]
+        names = tuple(self.new(name, dtype, (*shape, width), self._still_moving) for name, (dtype, width) in made.items())
+        self.nodes.append(Node(f"{self.output}.top.{label}", op, tuple(operands), names, attributes))
+        return names
 
-    def _ints(self, label: str, value: int) -> str:
-        """Add a parameter of one integer; return its name."""
-        weight = make_weight(f"{self.name}.top.{label}", np.array([value], np.int64))
-        self.weights[weight.name] = weight
-        self.types[weight.name] = weight.type
-        return weight.name
+    def _int(self, label: str, value: int) -> str:
+        return self.integers(f"{self.output}.top.{label}", (value,))

@@ -64,6 +64,13 @@ def test_so_have_those_of_large_tensors_of_any_scale_and_sign(seed: int, exponen
     assert_equal_bits(quantizer(shape), x)
 
 
+def test_codes_of_a_product_move_as_what_is_quantized_and_ranges_do_not() -> None:
+    graph = product(np.zeros((2, 6, 8), np.float32), np.zeros((8, 3), np.int8), np.ones((), np.float32))
+    moving = {name: frozenset({0, 1}) for name in ("x", "y")}
+    apart = forms_of(replace(graph, moving=moving))[1]
+    assert dict(apart.moving) == moving | {"p.codes": frozenset({0, 1})}
+
+
 @pytest.mark.parametrize("kind", [np.int8, np.uint8])
 @pytest.mark.parametrize("per_column", [False, True])
 @pytest.mark.parametrize("has_zero", [False, True])
