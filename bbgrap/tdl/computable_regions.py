@@ -19,13 +19,19 @@ MOST_RANGES = 32
 _FAR = 2**62
 
 
-def computable(description: Description, held: Sequence[ShapeMap | None], shapes: Sequence[tuple[int, ...] | None]) -> ShapeMap | None:
+def computable(
+    description: Description,
+    held: Sequence[ShapeMap | None],
+    shapes: Sequence[tuple[int, ...] | None],
+    most_ranges: int = MOST_RANGES,
+) -> ShapeMap | None:
     """Return a region of the output for which held regions are enough; None if nobody knows one.
 
     Args:
         description: of the node.
         held: per operand what there is of it, global coordinates; None: all of it.
         shapes: the whole operands' shapes; None for one that is absent.
+        most_ranges: that an axis of the region may have.
     """
     sets = {index.name: IntervalSet.full(index.extent) for index in description.outputs}
     for access in description.accesses:
@@ -33,25 +39,25 @@ def computable(description: Description, held: Sequence[ShapeMap | None], shapes
         if region is None or shape is None:
             continue
         for subscript, there, extent in zip(access.subscripts, region.axes, shape, strict=True):
-            found = _where(subscript, there, extent)
+            found = _where(subscript, there, extent, most_ranges)
             if found is None or any(name not in sets for name in found):
                 return None
             sets |= {name: sets[name].intersect(values) for name, values in found.items()}
     region = ShapeMap(tuple(sets[index.name] for index in description.outputs))
     cut = {axis for axis, extent in enumerate(region.shape) if extent != description.shape[axis]}
-    if cut - set(description.splittable_axes) or any(len(axis.ranges) > MOST_RANGES for axis in region.axes):
+    if cut - set(description.splittable_axes) or any(len(axis.ranges) > most_ranges for axis in region.axes):
         return None
     return region
 
 
-def _where(subscript: Subscript, held: IntervalSet, extent: int) -> Mapping[str, IntervalSet] | None:
+def _where(subscript: Subscript, held: IntervalSet, extent: int, most: int) -> Mapping[str, IntervalSet] | None:
     """Return, of the indices that a subscript restricts, the values for which it reads only what is held, or nothing at all."""
     if isinstance(subscript, All):
         return {} if held == IntervalSet.full(extent) else None
-    return _values(subscript, IntervalSet.of(*held.ranges, (-_FAR, 0), (extent, _FAR)))
+    return _values(subscript, IntervalSet.of(*held.ranges, (-_FAR, 0), (extent, _FAR)), most)
 
 
-def _values(expression: IndexExpression, wanted: IntervalSet) -> Mapping[str, IntervalSet] | None:
+def _values(expression: IndexExpression, wanted: IntervalSet, most: int) -> Mapping[str, IntervalSet] | None:
     """Return for which values of its index an expression has a wanted value; None if it depends on more than one."""
     low, high = bounds(expression, {})
     if wanted.issuperset(IntervalSet.of((low, high + 1))):
@@ -60,19 +66,19 @@ def _values(expression: IndexExpression, wanted: IntervalSet) -> Mapping[str, In
         case Index(name=name, extent=extent):
             return {name: wanted.clip(extent)}
         case Sum2(left=left, right=right):
-            least, most = bounds(right, {})
-            return _values(left, wanted.shift(-least)) if least == most else None
+            least, largest = bounds(right, {})
+            return _values(left, wanted.shift(-least), most) if least == largest else None
         case Quotient(expression=inner, divisor=divisor, exact=False):
-            return _values(inner, IntervalSet.of(*((r.start * divisor, r.stop * divisor) for r in wanted.ranges)))
+            return _values(inner, IntervalSet.of(*((r.start * divisor, r.stop * divisor) for r in wanted.ranges)), most)
         case Remainder(expression=inner, divisor=divisor):
             low, high = bounds(inner, {})
             ranges = wanted.clip(divisor).ranges
             starts = range(low // divisor * divisor, high + 1, divisor)
-            if len(starts) * len(ranges) > MOST_RANGES:
+            if len(starts) * len(ranges) > most:
                 return None
-            return _values(inner, IntervalSet.of(*((start + r.start, start + r.stop) for start in starts for r in ranges)))
+            return _values(inner, IntervalSet.of(*((start + r.start, start + r.stop) for start in starts for r in ranges)), most)
         case Bordered(expression=inner, extent=extent, border=border):
-            return _values(inner, _behind_borders(wanted.clip(extent), extent, border))
+            return _values(inner, _behind_borders(wanted.clip(extent), extent, border), most)
         case _:
             return None
 
