@@ -1,6 +1,6 @@
 """ONNX files in and out: the door through which everything else reads and writes models.
 
-    file -- read_model --> ModelFile -- with_input_shapes, normalize_opset --> ModelFile -- to_graph --> Graph -- write_graph --> bytes
+    file -- read_model --> OnnxModel -- with_input_shapes, normalize_opset --> OnnxModel -- to_graph --> Graph -- write_graph --> bytes
 
 Only the `onnx_*` files of this folder import onnx: `onnx_read` and `onnx_tidy` (files and their weights), `onnx_shapes` (input
 shapes), `onnx_opset` (older models), `onnx_types`, this one (protobuf to `Graph`) and `onnx_write` (`Graph` to protobuf).

@@ -8,10 +8,10 @@ inference there is what is left of them. Forward, Tables 1 and 2 (per machine, k
 
 so dp is free, as the paper says of inference (section 3.3): the choice is real only at levels where a batch has run out.
 
-`papers.hypar` recomputes the paper's tables. Deviations: any number of machines, by its prime factors; shares instead of halves; the
-layers of a graph with branches count as a chain in topological order. Where neither is possible (one sample and a grouped convolution,
-say) a layer is divided by features, and where that is not possible either the strongest machine of the group computes it. Other nodes
-follow their inputs.
+`benchmarks.papers.hypar` recomputes the paper's tables. Deviations: any number of machines, by its prime factors; shares instead of
+halves; the layers of a graph with branches count as a chain in topological order. Where neither is possible (one sample and a grouped
+convolution, say) a layer is divided by features, and where that is not possible either the strongest machine of the group computes it.
+Other nodes follow their inputs.
 """
 
 from __future__ import annotations

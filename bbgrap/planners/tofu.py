@@ -5,7 +5,7 @@ columns are no loops there: their cut moves what that of the batch does, and hal
 
 The loops come from the descriptions (section 4.1): any output axis that can be split, any reduction index whose parts combine. At every
 level of the recursion (section 5.2) each node takes one placement; the bytes that its machines then fetch are counted from the regions that
-the description predicts, halos included. `papers.tofu` has the paper's own objective.
+the description predicts, halos included. `benchmarks.papers.tofu` has the paper's own objective.
 
 Deviations: what a machine computes it holds, so a tensor has no tiling apart from its operator's; weights are where they are used and
 cost nothing; shares instead of equal parts; branches are searched as a tree and then improved (`search`), not brought to a chain; a loop

@@ -8,7 +8,7 @@ A buffer is a dense local tensor that holds a region of one value of the graph. 
     Send      send regions of buffers to another device, as one message
 
 An `Assemble` from one buffer is a crop, from several a concat. The last device is the host (the coordinator); it applies nothing but
-concatenations that make outputs (`joins`).
+concatenations that make outputs (`bbgrap.compiler.host_concat`).
 The initial program (`build`) and the final one (after `passes`) are of this one type, and both run.
 
 Laws (`check_program`): a buffer is written once, before it is read; a message has one sender and one receiver, with equal parts, and
