@@ -32,53 +32,45 @@ class Improved:
 
 def improve(evaluator: Evaluator, start: Tiles, score: Score, ingredients: Sequence[Tiles]) -> Improved:
     """Return the plan from which no move leads further, or at which the budget ended."""
-    return _Climber(evaluator, ingredients).climb(start, score)
+    best, parts = Improved(start, score, 0), layers(evaluator)
+    for _ in range(ROUNDS):
+        before = best.score
+        for stretch in _stretches(parts):
+            for tiles in _moves(best.tiles, stretch, ingredients):
+                if evaluator.spent:
+                    return best
+                now = evaluator.score(tiles)
+                if now < best.score:
+                    best = Improved(tiles, now, best.moves + 1)
+        if best.score == before:
+            break
+    return best
 
 
-class _Climber:
-    def __init__(self, evaluator: Evaluator, ingredients: Sequence[Tiles]) -> None:
-        self.evaluator = evaluator
-        self.ingredients = ingredients
-        self.layers = layers(evaluator)
+def _stretches(parts: Sequence[list[str]]) -> Iterator[list[str]]:
+    """Yield the names of the nodes of stretches of layers, long ones first."""
+    count = width = len(parts)
+    while width:
+        for first in range(0, count, width):
+            yield [name for layer in parts[first : first + width] for name in layer]
+        width = 0 if width == 1 else (width + 1) // 2
 
-    def climb(self, start: Tiles, score: Score) -> Improved:
-        best, moves = Improved(start, score, 0), 0
-        for _ in range(ROUNDS):
-            before = best.score
-            for stretch in self._stretches():
-                for tiles in self._moves(best.tiles, stretch):
-                    if self.evaluator.spent:
-                        return best
-                    now = self.evaluator.score(tiles)
-                    if now < best.score:
-                        moves += 1
-                        best = Improved(tiles, now, moves)
-            if best.score == before:
-                break
-        return best
 
-    def _stretches(self) -> Iterator[list[str]]:
-        """Yield the names of the nodes of stretches, long ones first."""
-        count = width = len(self.layers)
-        while width:
-            for first in range(0, count, width):
-                yield [name for layer in self.layers[first : first + width] for name in layer]
-            width = 0 if width == 1 else (width + 1) // 2
+def _moves(tiles: Tiles, stretch: list[str], ingredients: Sequence[Tiles]) -> Iterator[Tiles]:
+    """Yield what a stretch can be changed to."""
+    for change in _changes(tiles, stretch, ingredients):
+        if any(change[name] != tiles[name] for name in stretch):
+            yield {**tiles, **change}
 
-    def _moves(self, tiles: Tiles, stretch: list[str]) -> Iterator[Tiles]:
-        """Yield what a stretch can be changed to."""
-        for change in self._changes(tiles, stretch):
-            if any(change[name] != tiles[name] for name in stretch):
-                yield {**tiles, **change}
 
-    def _changes(self, tiles: Tiles, stretch: list[str]) -> Iterator[dict[str, tuple[Tile, ...]]]:
-        for ingredient in self.ingredients:
-            yield {name: ingredient[name] for name in stretch}
-        borders = max((len(tiles[name]) for name in stretch), default=1) - 1
-        for border in range(borders):
-            for part in SHIFTS:
-                for by in (part, -part):
-                    yield {name: shifted(tiles[name], border, by) for name in stretch}
+def _changes(tiles: Tiles, stretch: list[str], ingredients: Sequence[Tiles]) -> Iterator[dict[str, tuple[Tile, ...]]]:
+    for ingredient in ingredients:
+        yield {name: ingredient[name] for name in stretch}
+    borders = max((len(tiles[name]) for name in stretch), default=1) - 1
+    for border in range(borders):
+        for part in SHIFTS:
+            for by in (part, -part):
+                yield {name: shifted(tiles[name], border, by) for name in stretch}
 
 
 def layers(evaluator: Evaluator) -> list[list[str]]:
