@@ -36,7 +36,7 @@ def read_machine(folder: Path, host: str, root: Path = Path("/")) -> MachineFact
     cores = psutil.cpu_count() or 1
     stolen = spent.get("steal", 0.0) / total
     idle = (spent.get("idle", 0.0) + spent.get("iowait", 0.0)) / total
-    total = int(psutil.virtual_memory().total)
+    installed = int(psutil.virtual_memory().total)
     card, bits = network_card(host)
     return MachineFacts(
         version=VERSION,
@@ -48,7 +48,7 @@ def read_machine(folder: Path, host: str, root: Path = Path("/")) -> MachineFact
         stolen=stolen,
         busy_cores=max(0.0, 1.0 - idle - stolen) * cores,
         own_cores=max(0.0, own) / (time.monotonic() - began),
-        memory_bytes=min(total, memory_bytes(root) or total),
+        memory_bytes=min(installed, memory_bytes(root) or installed),
         free_memory_bytes=free_memory_bytes(root),
         folder=str(folder)[:_MAX_TEXT],
         free_disk_bytes=free_bytes(folder),

@@ -13,10 +13,11 @@ Both are for models with state only. What one machine computes whole stays in th
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from dataclasses import replace
 
-from bbgrap.graph.lower import remove_dead, unique_name
+from bbgrap.graph.lower import remove_dead
+from bbgrap.graph.rewriting import Rewriter
 from bbgrap.graph.types import DType, Graph, Node, TensorType
 
 _NO_THIRD = 11
@@ -29,35 +30,32 @@ def with_step_products(graph: Graph, kept: Collection[str]) -> Graph:
     """Return a graph with such products in the second form, but for nodes that are `kept`, as their bits change; or the same graph."""
     if not graph.state or graph.opsets.get("", 0) < _NO_THIRD:
         return graph
-    types, moving = dict(graph.types), dict(graph.moving)
-    nodes: list[Node] = []
+    writer = Rewriter(graph)
     for node in graph.nodes:
         if node.name in kept or node.domain or graph.types[node.first_output].dtype not in _OF_GEMM:
-            nodes.append(node)
+            writer.nodes.append(node)
         elif node.op == "Gemm" and _adds_a_map(graph, node):
-            product = unique_name(f"{node.name} product", types)
-            types[product] = graph.types[node.first_output]
-            moving |= {product: graph.moving[node.first_output]} if node.first_output in graph.moving else {}
-            nodes += _apart(graph, node, product)
+            _write_apart(writer, node)
         else:
-            nodes.append(_with_turned_operands(graph, node))
-    if tuple(nodes) == graph.nodes:
-        return graph
-    return remove_dead(replace(graph, nodes=tuple(nodes), types=types, moving=moving))
+            writer.nodes.append(_with_turned_operands(graph, node))
+    made = writer.graph()
+    return graph if made is graph else remove_dead(made)
 
 
 def _adds_a_map(graph: Graph, node: Node) -> bool:
     """Whether what a Gemm adds is as large as what it makes, and computed, or state."""
     added = node.inputs[2] if len(node.inputs) == 3 else ""
-    is_large = bool(added) and graph.types[added].shape == graph.types[node.first_output].shape
+    shape = graph.types[node.first_output].shape
+    is_large = bool(added) and shape is not None and graph.types[added].shape == shape
     return is_large and added not in graph.weights and node.attributes.get("beta", 1.0) == 1.0
 
 
-def _apart(graph: Graph, node: Node, product: str) -> Iterator[Node]:
+def _write_apart(writer: Rewriter, node: Node) -> None:
     attributes = {name: value for name, value in node.attributes.items() if name != "beta"}
-    name = unique_name(f"{node.name} product", graph.node_by_name)
-    yield _with_turned_operands(graph, Node(name, "Gemm", node.inputs[:2], (product,), attributes))
-    yield Node(node.name, "Add", (product, node.inputs[2]), node.outputs)
+    product = _with_turned_operands(writer.source, Node(node.name, "Gemm", node.inputs[:2], node.outputs, attributes))
+    shape, moving = writer.shape(node.first_output), writer.moves(node.first_output)
+    made = writer.made(f"{node.name} product", "Gemm", product.inputs, product.attributes, shape=shape, moving=moving)
+    writer.nodes.append(Node(node.name, "Add", (made, node.inputs[2]), node.outputs))
 
 
 def _with_turned_operands(graph: Graph, node: Node) -> Node:
