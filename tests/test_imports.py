@@ -109,10 +109,18 @@ def test_folders_of_tests_are_those_of_the_code():
         assert [folder for folder in there if not (ROOT / code / folder).is_dir()] == []
 
 
-@pytest.mark.parametrize("process", ["bbgrap_coordinator.planner", "bbgrap_agent.worker"])
-def test_a_process_that_talks_to_no_client_starts_without_its_messages(process):
-    """Each start of a planner or a worker would take longer by them."""
+MESSAGES = ("bbgrap.protocol.client_messages", "bbgrap.control.coordinator_events")
+UNUSED = {
+    "bbgrap_coordinator.planner": MESSAGES,
+    "bbgrap_coordinator.server": ("bbgrap.tdl", "bbgrap.program.steps"),
+    "bbgrap_agent.worker": (*MESSAGES, "bbgrap.tdl", "bbgrap.program.steps"),
+}
+"""What processes begin without: messages of clients, and the descriptions of all operators. Each start would take longer by them."""
+
+
+@pytest.mark.parametrize("process", UNUSED)
+def test_a_process_starts_without_what_it_does_not_use(process):
     loaded = f"import sys, {process}; print(*(name for name in sys.modules if name.startswith('bbgrap')))"
     modules = subprocess.run([sys.executable, "-c", loaded], check=True, capture_output=True, text=True, timeout=60).stdout.split()
     assert process in modules
-    assert not {"bbgrap.protocol.client_messages", "bbgrap.control.coordinator_events"} & set(modules)
+    assert not set(UNUSED[process]) & set(modules)

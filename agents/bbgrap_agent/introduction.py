@@ -7,7 +7,7 @@ from pathlib import Path
 import onnxruntime
 import psutil
 
-from bbgrap.compiler.memory import AGENT_BYTES
+from bbgrap.cluster.types import AGENT_BYTES
 from bbgrap.doctor.cgroups import memory_bytes, memory_group, processors
 from bbgrap.engine.sessions import usable_cores
 from bbgrap.protocol.messages import Join

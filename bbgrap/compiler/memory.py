@@ -21,10 +21,6 @@ from bbgrap.runtime.schedule import Schedule, last_reads, writes_of
 LEAST_STANDBY_BYTES = 64 << 20
 """What a standby takes besides its weights: activations of small inputs, and onnxruntime's own. Chosen."""
 
-AGENT_BYTES = 192 << 20
-"""What an agent's two processes take besides the weights. Measured: 105 MiB once they have measured the machine. What is on its way, and
-what loading has freed and not given back, come on top: with 128 MiB a plan that filled a container of 1,100 MiB ended the worker."""
-
 
 def peak_bytes(schedule: Schedule) -> int:
     """Return the largest number of bytes in buffers that are alive at the same time."""

@@ -9,8 +9,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from bbgrap.cluster.types import COORDINATOR, ETHERNET, LOCAL, Cluster, Network, NodeProfile
-from bbgrap.compiler.memory import AGENT_BYTES
+from bbgrap.cluster.types import AGENT_BYTES, COORDINATOR, ETHERNET, LOCAL, Cluster, Network, NodeProfile
 from bbgrap.control.coordinator_events import RoutingId
 from bbgrap.control.coordinator_instructions import CoordinatorInstruction, Log, ToAgent
 from bbgrap.control.coordinator_settings import Settings

@@ -2,8 +2,7 @@
 
 from dataclasses import replace
 
-from bbgrap.cluster.types import COORDINATOR, LOCAL, Link, LinkProfile, NodeProfile
-from bbgrap.compiler.memory import AGENT_BYTES
+from bbgrap.cluster.types import AGENT_BYTES, COORDINATOR, LOCAL, Link, LinkProfile, NodeProfile
 from bbgrap.control.coordinator_settings import Settings
 from bbgrap.control.membership import Members
 from bbgrap.control.saved_state import SavedState

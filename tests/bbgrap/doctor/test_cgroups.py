@@ -10,7 +10,7 @@ import psutil
 import pytest
 from bbgrap_agent.introduction import cores_to_use, memory_limit
 
-from bbgrap.compiler.memory import AGENT_BYTES
+from bbgrap.cluster.types import AGENT_BYTES
 from bbgrap.doctor.cgroups import memory_bytes, memory_group, processors
 
 GROUPS = Path("/sys/fs/cgroup")
