@@ -113,6 +113,7 @@ MESSAGES = ("bbgrap.protocol.client_messages", "bbgrap.control.coordinator_event
 UNUSED = {
     "bbgrap_coordinator.planner": MESSAGES,
     "bbgrap_coordinator.server": ("bbgrap.tdl", "bbgrap.program.steps"),
+    "bbgrap_agent.agent": MESSAGES,
     "bbgrap_agent.worker": (*MESSAGES, "bbgrap.tdl", "bbgrap.program.steps"),
 }
 """What processes begin without: messages of clients, and the descriptions of all operators. Each start would take longer by them."""

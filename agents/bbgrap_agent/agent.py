@@ -24,7 +24,7 @@ from bbgrap.control import agent_events as events
 from bbgrap.control.agent import AgentMachine
 from bbgrap.control.to_coordinator import Reconnect, ToCoordinator
 from bbgrap.errors import LocalProtocolError, RemoteProtocolError
-from bbgrap.protocol.directions import TO_AGENT, TO_COORDINATOR
+from bbgrap.protocol.agent_directions import FROM_AGENT, TO_AGENT
 from bbgrap.protocol.inspection import Inspect, Inspected
 from bbgrap.protocol.key_messages import Enrolled
 from bbgrap.transport.control_client import ControlClient
@@ -151,7 +151,7 @@ class Agent:
     def _carry_out(self, instruction: events.AgentInstruction) -> None:
         match instruction:
             case ToCoordinator(message):
-                self._control.send(TO_COORDINATOR.encode(message))
+                self._control.send(FROM_AGENT.encode(message))
             case Inspect(inspection):
                 self._read_machine(inspection)
             case Reconnect():

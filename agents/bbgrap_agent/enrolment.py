@@ -21,7 +21,7 @@ import zmq
 from bbgrap.control.agent import FIRST_SILENCE_S
 from bbgrap.control.to_coordinator import LONG_ONES_LOST
 from bbgrap.errors import AccessError, ExecutionError
-from bbgrap.protocol.directions import TO_AGENT, TO_COORDINATOR
+from bbgrap.protocol.agent_directions import FROM_AGENT, TO_AGENT
 from bbgrap.protocol.key_messages import Enrol, Enrolled
 from bbgrap.protocol.messages import Refused
 from bbgrap.protocol.tokens import KEY_BYTES
@@ -139,7 +139,7 @@ def _ask(address: str, lock: ClientLock | None, message: Enrol) -> Enrolled:
                 why = f": it takes connections. It is stopped, or {LONG_ONES_LOST}" if is_listening(address, AGAIN_S) else ""
                 _log.info("the coordinator at %s does not answer; trying until it does%s", address, why)
             if time.monotonic() >= due:
-                control.send(TO_COORDINATOR.encode(message))
+                control.send(FROM_AGENT.encode(message))
                 due = time.monotonic() + AGAIN_S
             control.socket.poll(_POLL_MS)
             if why := control.refused:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import get_args
 
+from bbgrap.protocol.agent_directions import TO_AGENT as TO_AGENT
 from bbgrap.protocol.client_messages import ClientAnswer, ClientMessage
 from bbgrap.protocol.codec import Codec
-from bbgrap.protocol.key_messages import Enrolled, KeyMessage
-from bbgrap.protocol.messages import AgentCommand, AgentMessage
+from bbgrap.protocol.key_messages import KeyMessage
+from bbgrap.protocol.messages import AgentMessage
 
 TO_COORDINATOR: Codec[AgentMessage | ClientMessage | KeyMessage] = Codec(
     *get_args(AgentMessage), *get_args(ClientMessage), *get_args(KeyMessage)
 )
-TO_AGENT: Codec[AgentCommand | Enrolled] = Codec(*get_args(AgentCommand), Enrolled, growth=48)
-"""Schedules are lists of short lists: 4 bytes of a region become 150."""
 TO_CLIENT: Codec[ClientAnswer] = Codec(*get_args(ClientAnswer))

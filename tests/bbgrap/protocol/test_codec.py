@@ -14,6 +14,7 @@ from bbgrap.planners.options import PlanOptions
 from bbgrap.protocol import client_messages as client
 from bbgrap.protocol import key_messages as keys
 from bbgrap.protocol import messages as m
+from bbgrap.protocol.agent_directions import FROM_AGENT
 from bbgrap.protocol.directions import TO_AGENT, TO_CLIENT, TO_COORDINATOR
 from bbgrap.protocol.key_messages import MAX_CERTIFICATE_BYTES
 from bbgrap.protocol.limits import MAX_ASKED, MAX_CHUNK_BYTES, is_plain_name
@@ -33,6 +34,11 @@ def test_round_trip(codec, message):
 def test_every_message_has_a_case():
     unions = (m.AgentMessage, client.ClientMessage, keys.KeyMessage, m.AgentCommand, client.ClientAnswer)
     assert {type(message) for _, message in CASES} == {kind for union in unions for kind in get_args(union)} | {keys.Enrolled}
+
+
+def test_what_an_agent_says_is_said_to_the_coordinator():
+    for message in (*AGENT, next(message for message in KEYS if isinstance(message, keys.Enrol))):
+        assert TO_COORDINATOR.decode(FROM_AGENT.encode(message)) == message
 
 
 @pytest.mark.parametrize(("codec", "message"), CASES, ids=lambda x: type(x).__name__)
