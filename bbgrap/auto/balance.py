@@ -82,7 +82,7 @@ class Balance:
             tiles = plan_tensor_parallel(self._graph, cluster, PlanOptions(TENSORS), descriptions)
         else:
             tiles = plan_bbgrap(self._graph, cluster, PlanOptions(split=split), descriptions)
-        return {name: tuple(replace(tile, device=devices[tile.device]) for tile in of) for name, of in tiles.items()}
+        return on_devices(tiles, devices)
 
     def _alone_s(self, device: int) -> float:
         return sum(self._seconds(device, node) for node in self._graph.nodes)
@@ -113,3 +113,8 @@ class Balance:
         """Whether a node makes more bytes than it reads of other values than weights."""
         read = sum(self._graph.types[name].nbytes for name in node.inputs if name and name not in self._graph.weights)
         return sum(self._graph.types[name].nbytes for name in node.outputs if name) > read
+
+
+def on_devices(tiles: Tiles, devices: Sequence[int]) -> Tiles:
+    """Return a plan that was made for these devices alone with their numbers in the cluster."""
+    return {name: tuple(replace(tile, device=devices[tile.device]) for tile in of) for name, of in tiles.items()}

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from bbgrap.auto.balance import TENSORS, Balance, Direction
+from bbgrap.auto.balance import TENSORS, Balance, Direction, on_devices
 from bbgrap.auto.evaluate import Evaluator, Score
 from bbgrap.cluster.types import Link
 from bbgrap.graph.state import grows
@@ -57,7 +57,7 @@ OWN = frozenset({"bbgrap", "single", "widest"})
 class Candidate:
     """A whole plan with a name for people, its kind (the split it follows, `alone`, `planner` or `mixture`), and what it is worth.
 
-    `is_plain`: one of the other planners makes it, too.
+    `is_plain`: one of the other planners makes it, too. `planner` is the one that was asked for it, if one was.
     """
 
     name: str
@@ -65,16 +65,20 @@ class Candidate:
     tiles: Tiles
     score: Score
     is_plain: bool = False
+    planner: str = ""
 
 
 class Candidates:
     """Collects candidates, each once."""
 
-    def __init__(self, evaluator: Evaluator) -> None:
+    def __init__(self, evaluator: Evaluator, hopeless: frozenset[str] = frozenset()) -> None:
+        """Collect what there is over the evaluator's nodes, without asking the planners that are called hopeless."""
+        self.hopeless = hopeless
         self.evaluator = evaluator
         self.graph = evaluator.pieces.graph
         self.descriptions = evaluator.pieces.descriptions
         self.cluster = evaluator.cluster
+        self.devices = evaluator.devices
         self.found: list[Candidate] = []
         self._seen: set[int] = set()
         self._budget = evaluator.budget
@@ -89,7 +93,7 @@ class Candidates:
     def collect(self) -> list[Candidate]:
         """Return all candidates, the best first."""
         self._alone()
-        if len(self.cluster.nodes) > 1:
+        if len(self.devices) > 1:
             if training_structure(self.graph, self.descriptions) is not None:
                 self._planners(FOR_TRAINING, SLOW_IN_TRAINING)
             self._directions()
@@ -97,21 +101,23 @@ class Candidates:
             self._subsets()
             self._by_links()
             self._planners([name for name in PLANNERS if name not in QUICK])
+        # Planners that are asked whatever the budget have spent what is kept, too.
+        self.evaluator.budget = max(self.evaluator.budget, round(KEPT * self._budget))
         return sorted(self.found, key=lambda candidate: candidate.score)
 
-    def add(self, name: str, kind: str, tiles: Tiles, *, is_plain: bool = False) -> None:
+    def add(self, name: str, kind: str, tiles: Tiles, *, is_plain: bool = False, planner: str = "") -> None:
         """Score a plan, if it was not there before, and serves all lengths of a state that grows."""
         if self.grows and any(cuts_moving(self.graph, node, tiles[node.name]) for node in self.graph.nodes):
             return
         key = hash(tuple(tiles[node.name] for node in self.graph.nodes))
         if key not in self._seen:
             self._seen.add(key)
-            self.found.append(Candidate(name, kind, tiles, self.evaluator.score(tiles), is_plain))
+            self.found.append(Candidate(name, kind, tiles, self.evaluator.score(tiles), is_plain, planner))
 
     def _alone(self) -> None:
         names = [node.name for node in self.cluster.nodes]
         different: dict[tuple[float, Link, int], int] = {}
-        for device in self._by_speed():
+        for device in self.by_speed():
             way = self.cluster.link(self.cluster.host, device)
             different.setdefault((self.balance.alone_s[device], way, self.cluster.nodes[device].memory_bytes), device)
         with_room = 0  # only they count: where fast nodes have little memory, a slow one may be all that holds the model
@@ -121,7 +127,7 @@ class Candidates:
             if with_room == EVERY_SIZE:
                 return
 
-    def _by_speed(self) -> list[int]:
+    def by_speed(self) -> list[int]:
         """Return the devices, the fastest first; of equals, those on the coordinator's machine, by wires to it, groups together."""
         nodes, network = self.cluster.nodes, self.cluster.network
         first = next((node.group for node in nodes if node.name == network.coordinator_on), "")
@@ -131,11 +137,10 @@ class Candidates:
             alone_s = round(self.balance.alone_s[device], 9)
             return (alone_s, node.name != network.coordinator_on, wires, node.group != first, node.group, device)
 
-        return sorted(range(len(nodes)), key=order)
+        return sorted(self.devices, key=order)
 
     def _directions(self) -> None:
-        everyone = list(range(len(self.cluster.nodes)))
-        size = len(self.graph.nodes) * len(everyone)
+        everyone, size = self.devices, self.evaluator.size
         for split in SPLITS if size <= LARGE else FIRST_SPLITS if size <= 4 * LARGE else FEW_SPLITS:
             if not self._enough:
                 self.spread(split, everyone)
@@ -147,7 +152,7 @@ class Candidates:
         """Add the plan of one direction over some nodes, by how fast each does this model."""
         if split == "grid" and grid_of(len(devices))[1] == 1:
             return
-        everyone = len(devices) == len(self.cluster.nodes)
+        everyone = len(devices) == len(self.devices)
         self.add(f"{split} over {self._over(devices)}", split, self.balance.by_speed(split, devices), is_plain=everyone)
 
     def _over(self, devices: Sequence[int]) -> str:
@@ -156,15 +161,15 @@ class Candidates:
 
     def _sets(self) -> Iterator[list[int]]:
         """Yield sets of nodes to leave the others out: the fastest ones, and every group."""
-        order = self._by_speed()
+        order = self.by_speed()
         halves = [len(order) >> by for by in range(1, len(order).bit_length())]
         sizes = list(dict.fromkeys([*halves, *range(len(order) - 1, 1, -1)])) if len(order) <= EVERY_SIZE else halves
         for size in sizes:
             if size > 1:
                 yield sorted(order[:size])
         groups: dict[str, list[int]] = {}
-        for device, node in enumerate(self.cluster.nodes):
-            groups.setdefault(node.group, []).append(device)
+        for device in self.devices:
+            groups.setdefault(self.cluster.nodes[device].group, []).append(device)
         for name, devices in groups.items():
             if name and 1 < len(devices) < len(order):
                 yield devices
@@ -199,9 +204,16 @@ class Candidates:
 
     def _planners(self, names: Iterable[str], slow: Mapping[str, int] = SLOW) -> None:
         """Add the plans of the other planners, so that none is better; of large models as far as the budget allows."""
-        size = len(self.graph.nodes) * len(self.cluster.nodes)
+        size, everyone = self.evaluator.size, len(self.devices) == len(self.cluster.nodes)
+        # The coordinator may stand beside a node that is left out: planners do not mind where it is.
+        cluster = replace(self.cluster, nodes=tuple(self.cluster.nodes[device] for device in self.devices))
         for name in names:
-            if name in OWN or size > slow.get(name, size) or (self._enough if size > ALL_PLANNERS else self.evaluator.is_late):
+            if (
+                name in OWN | self.hopeless
+                or size > slow.get(name, size)
+                or (self._enough if size > ALL_PLANNERS else self.evaluator.is_late)
+            ):
                 continue
-            tiles = PLANNERS[name](self.graph, self.cluster, PlanOptions(name), self.descriptions)
-            self.add(f"planner '{name}'", "planner", tiles, is_plain=True)
+            tiles = on_devices(PLANNERS[name](self.graph, cluster, PlanOptions(name), self.descriptions), self.devices)
+            words = "" if everyone else f" over {self._over(self.devices)}"
+            self.add(f"planner '{name}'{words}", "planner", tiles, is_plain=True, planner=name)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from bbgrap.cluster import Cluster
@@ -49,6 +49,7 @@ class Evaluator:
     """Scores plans of one graph on one cluster, until the budget is spent.
 
     The budget is counted in tiles, so that the same search finds the same plan on any machine, unless `time_is_up` ends it before.
+    `devices` are the nodes that are searched for plans, `size` is that of a plan over them: layers times nodes.
     """
 
     def __init__(
@@ -57,15 +58,20 @@ class Evaluator:
         cluster: Cluster,
         options: PlanOptions,
         time_is_up: Callable[[], bool] = lambda: False,
+        devices: Sequence[int] = (),
     ) -> None:
+        """Score plans for a search over some nodes, or all."""
+        self.devices = tuple(devices) or tuple(range(len(cluster.nodes)))
         self.pieces = pieces
         self.cluster = cluster
         self.objective = options.objective
         self.transfers = options.transfer_dtype
         self.dictionary_devices = dictionary_devices_of(cluster, options.input_values)
         self.predictor = Predictor(cluster)
-        self.budget = max(round(TILES_PER_SECOND * options.search_seconds), LEAST_PLANS * len(pieces.graph.nodes) * len(cluster.nodes))
+        self.size = len(pieces.graph.nodes) * len(self.devices)
+        self.budget = max(round(TILES_PER_SECOND * options.search_seconds), LEAST_PLANS * self.size)
         self.plans = 0
+        self._options = options
         self._time_is_up = time_is_up
         self._narrow = quick_narrower(pieces)
 
@@ -78,6 +84,10 @@ class Evaluator:
     def is_late(self) -> bool:
         """Whether the time is up, whatever is left of the budget."""
         return self._time_is_up()
+
+    def over(self, devices: Sequence[int]) -> Evaluator:
+        """Return what scores plans for another search over some nodes, with a budget of its own; both are late at one time."""
+        return Evaluator(self.pieces, self.cluster, self._options, self._time_is_up, devices)
 
     def score(self, tiles: Tiles) -> Score:
         """Return what a plan is worth, and take its price from the budget."""

@@ -4,16 +4,20 @@
     2. mixture      per layer the tiles of one of them, by dynamic programming
     3. improvement  of the best of both against the clock, stretch by stretch
 
+Of more than a few nodes, the fastest ones alone are searched, too, and the nodes alone that the best candidates use: one more node is not
+expected to make a plan slower.
+
 Since the plans of all other planners are among the candidates, it is never predicted to be slower than any of them, nor than the
-best single node, unless the budget ends before they are looked at. A node's memory is a hard limit: a plan that exceeds it loses against
-any that does not.
+best single node, unless the budget ends before they are looked at, or their plans over fewer nodes were far slower. A node's memory is a
+hard limit: a plan that exceeds it loses against any that does not.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import takewhile
+from math import inf
 
 from bbgrap.auto.candidates import LARGE, Candidate, Candidates
 from bbgrap.auto.evaluate import Evaluator, Score
@@ -32,6 +36,15 @@ LARGE_INGREDIENTS = 4
 
 STARTS = 2
 """So many plans are improved, the best ones."""
+
+FEW = 4
+"""Of more nodes than this, so many are searched first: chosen."""
+
+FAR = 2.0
+"""A planner whose plan takes so many times as long as the best one over the same nodes is not asked for more of them: chosen."""
+
+NEAR = 1.05
+"""Sets of nodes are worth a search to the end as long as their best candidates take at most so many times as long: moves gain less."""
 
 
 @dataclass(frozen=True)
@@ -55,25 +68,91 @@ def plan_auto(
     Raises:
         PlanError: if a planner broke a law of plans.
     """
-    evaluator = Evaluator(Pieces(graph, descriptions), cluster, options, time_is_up)
-    candidates = Candidates(evaluator).collect()
-    starts = candidates[:STARTS]
-    if len(cluster.nodes) > 1 and not evaluator.spent:
-        large = len(graph.nodes) * len(cluster.nodes) > LARGE
-        chosen = ingredients(candidates, LARGE_INGREDIENTS if large else INGREDIENTS)
+    searches = _over_sets(Evaluator(Pieces(graph, descriptions), cluster, options, time_is_up))
+    best = searches[0].candidates[0].score
+    ended: dict[tuple[int, ...], Candidate] = {}
+    for search in [search for search in searches if search.candidates[0].score <= near(best)]:
+        while (inner := search.without_idle()) is not None:
+            searches.append(inner)
+            search = inner
+        if search.evaluator.devices not in ended:
+            ended[search.evaluator.devices] = search.end()
+    candidates = sorted({(c.name, c.score): c for search in searches for c in search.candidates}.values(), key=lambda c: c.score)
+    found = min([*ended.values(), candidates[0]], key=lambda c: c.score)
+    plan = Plan("auto", graph, cluster, found.tiles)
+    verify_plan(plan, descriptions)
+    return SearchResult(plan, found.score, tuple(candidates), found.name, sum(search.evaluator.plans for search in searches))
+
+
+def _over_sets(evaluator: Evaluator) -> list[_Search]:
+    """Return searches over few of many nodes, over more and all of them, the one with the best candidate first.
+
+    What is best over twenty nodes is no worse than what is best over four of them; yet the plans over twenty take five times as much of
+    a budget, and with it alone none of four would be looked at. A search over some nodes depends on none that are slower, so one more
+    node takes none of the plans away.
+    """
+    order = Candidates(evaluator).by_speed()
+    searches: list[_Search] = []
+    hopeless = frozenset[str]()
+    for size in _sizes(len(order)):
+        if searches and evaluator.is_late:
+            break
+        part = evaluator.over(sorted(order[:size]))
+        found = _Search(part, Candidates(part, hopeless).collect(), hopeless)
+        searches.append(found)
+        hopeless |= _hopeless(found) if evaluator.objective != "memory" else frozenset()
+    return sorted(searches, key=lambda search: search.candidates[0].score)
+
+
+def _sizes(count: int) -> list[int]:
+    """Return how many of so many nodes are searched: 4, 6, 8, 12, 16, and so on, then all."""
+    steps = (times << by for by in range(count.bit_length()) for times in (FEW, FEW + FEW // 2))
+    return [*(size for size in steps if size < count), count]
+
+
+def _hopeless(search: _Search) -> frozenset[str]:
+    """Return the planners whose plans are so far from the best that they are not worth asking for more nodes."""
+    best = search.candidates[0].score
+    far = (c.planner for c in search.candidates if c.score.value > FAR * best.value)
+    return frozenset(planner for planner in far if planner) if not best.excess else frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class _Search:
+    """What was found over some nodes, before it is mixed and improved; the best candidate is first."""
+
+    evaluator: Evaluator
+    candidates: list[Candidate]
+    hopeless: frozenset[str]
+
+    def without_idle(self) -> _Search | None:
+        """Return a search over the nodes alone that the best candidate uses; None if it uses all or one of them, or the time is up."""
+        used = tuple(sorted({tile.device for tiles in self.candidates[0].tiles.values() for tile in tiles}))
+        if len(used) == 1 or used == self.evaluator.devices or self.evaluator.is_late:
+            return None
+        inner = self.evaluator.over(used)
+        return _Search(inner, Candidates(inner, self.hopeless).collect(), self.hopeless)
+
+    def end(self) -> Candidate:
+        """Return the best of what mixing the candidates and improving the best of them leads to."""
+        evaluator, candidates = self.evaluator, self.candidates
+        if len(evaluator.devices) == 1 or evaluator.spent:
+            return candidates[0]
+        chosen = ingredients(candidates, LARGE_INGREDIENTS if evaluator.size > LARGE else INGREDIENTS)
         mixed = [
             Candidate("a mixture", "mixture", tiles, evaluator.score(tiles))
             for tiles in takewhile(lambda _: not evaluator.is_late, mixtures(evaluator, chosen))
         ]
-        starts = sorted([*mixed, *starts], key=lambda candidate: candidate.score)[:STARTS]
+        starts = sorted([*mixed, *candidates[:STARTS]], key=lambda candidate: candidate.score)[:STARTS]
         ended = [(improve(evaluator, start.tiles, start.score, chosen), start) for start in starts]
         best, start = min(ended, key=lambda pair: pair[0].score)
-        tiles, score, origin = best.tiles, best.score, start.name + (f", improved in {best.moves} moves" if best.moves else "")
-    else:
-        tiles, score, origin = starts[0].tiles, starts[0].score, starts[0].name
-    plan = Plan("auto", graph, cluster, tiles)
-    verify_plan(plan, descriptions)
-    return SearchResult(plan, score, tuple(candidates), origin, evaluator.plans)
+        name = start.name + (f", improved in {best.moves} moves" if best.moves else "")
+        return replace(start, name=name, tiles=best.tiles, score=best.score)
+
+
+def near(best: Score) -> Score:
+    """Return the worst score from which improving may lead past a better one."""
+    return replace(best, value=NEAR * best.value, seconds=inf)
 
 
 def ingredients(candidates: list[Candidate], count: int) -> list[Tiles]:
