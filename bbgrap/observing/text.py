@@ -16,6 +16,8 @@ _EVENTS = 8
 """Events that are shown."""
 _PLANS = 8
 """Plans of a model that are shown one by one."""
+_LINKS = 24
+"""Links that are shown one by one: all of four nodes. Twenty have 400."""
 
 
 def status_text(status: Status, width: int) -> str:
@@ -111,8 +113,14 @@ def _node(node: NodeStatus, now: float) -> tuple[str, ...]:
 
 
 def _links(status: Status) -> list[str]:
-    rows = [(f"{link.source} -> {link.destination}", *_link(link)) for link in status.links]
-    return ["", *_table([("link", "bandwidth", "round trip"), *rows])] if rows else []
+    """Return all links of few nodes, of many those that are down or slowest."""
+    shown = status.links
+    if len(shown) > _LINKS:
+        shown = tuple(sorted(shown, key=lambda link: (link.is_up, link.bandwidth_bytes_per_s))[:_LINKS])
+    rows = [(f"{link.source} -> {link.destination}", *_link(link)) for link in shown]
+    more = len(status.links) - len(shown)
+    left = f"and {more} links that are no slower (--json has them)"
+    return ["", *_table([("link", "bandwidth", "round trip"), *rows]), *([left] if more else [])] if rows else []
 
 
 def _link(link: LinkStatus) -> tuple[str, str]:

@@ -4,7 +4,7 @@ import pytest
 
 from bbgrap.observing.rates import rates_between
 from bbgrap.observing.text import age_text, status_text, top_text
-from bbgrap.protocol.status_messages import ClusterEvent
+from bbgrap.protocol.status_messages import ClusterEvent, LinkStatus
 from tests.bbgrap.observing.statuses import NOW, STATUS, later
 
 
@@ -63,3 +63,17 @@ def test_top_shows_rates_and_fits_the_terminal():
 
 def test_ages():
     assert [age_text(seconds) for seconds in (5, 65, 3700, 90000)] == ["5 s", "1 min 5 s", "1 h 1 min", "1 d 1 h"]
+
+
+def test_of_twenty_nodes_links_only_those_that_are_down_or_slow_are_shown():
+    names = [f"node{number}" for number in range(20)]
+    pairs = [(source, destination) for source in names for destination in (*names, "coordinator") if source != destination]
+    links = [LinkStatus(source, destination, 1e8 + number, 1e-3, is_up=True) for number, (source, destination) in enumerate(pairs)]
+    links[200] = replace(links[200], is_up=False)
+    links[300] = replace(links[300], bandwidth_bytes_per_s=1e6)
+    lines = status_text(replace(STATUS, links=tuple(links)), 80).splitlines()
+    first = next(number for number, line in enumerate(lines) if line.startswith("link "))
+    assert "DOWN" in lines[first + 1]
+    assert "8 Mbit/s" in lines[first + 2]
+    assert "and 376 links that are no slower (--json has them)" in lines
+    assert len(lines) < 60
