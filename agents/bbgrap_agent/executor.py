@@ -30,6 +30,7 @@ from bbgrap_agent.deployment import Deployment
 from bbgrap_agent.early_messages import EarlyMessages, RequestKey
 from bbgrap_agent.progress import WorkerProgress
 from bbgrap_agent.recording import Recorder
+from bbgrap_agent.running_kernel import RunningKernel, StoppedError
 from bbgrap_agent.sequence_states import SequenceStates
 
 MAX_RUNNING = 64
@@ -97,6 +98,7 @@ class Executor:
         self._early = EarlyMessages()
         self._ended: OrderedDict[RequestKey, None] = OrderedDict()
         self._void_before = 0
+        self._kernel = RunningKernel()
         self._recorder = Recorder(plane, clock, say)
         self._pings = PingAnswers(plane)
         self._awaited: dict[int, tuple[str, Callable[[int], None]]] = {}
@@ -114,6 +116,16 @@ class Executor:
         """Make a deployment ready for requests; all that is told to come after this finds it so, though a kernel may be running."""
         self._coming[deployment.epoch] = deployment
         self.post(lambda: self.install(deployment))
+
+    def drop_soon(self, epoch: int, request: int) -> None:
+        """Forget a request, in whose kernel the executor may be."""
+        self._kernel.stop(lambda key: key == (epoch, request))
+        self.post(lambda: self.drop(epoch, request))
+
+    def drop_before_soon(self, request: int) -> None:
+        """Forget the requests with lower numbers, and begin none of them: nobody waits for them any more."""
+        self._kernel.stop(lambda key: key[1] < request)
+        self.post(lambda: self.drop_before(request))
 
     def stop(self) -> None:
         """End `run`."""
@@ -147,7 +159,7 @@ class Executor:
         self._recorder.drop((epoch, request))
 
     def drop_before(self, request: int) -> None:
-        """Forget the requests with lower numbers, and begin none of them: nobody waits for them any more."""
+        """Forget the requests with lower numbers, and begin none of them."""
         self._void_before = request
         for key in [key for key in (*self._awaiting, *self._running) if key[1] < request]:
             self.drop(*key)
@@ -274,7 +286,8 @@ class Executor:
             execution: Execution = self._recorder.begin(key, deployment, held)
         else:
             execution = Execution(deployment.schedule, held, deployment.slices)
-        compute = deployment.compute if self._progress is None else self._progress.shown(deployment.compute, *key)
+        compute = self._kernel.stoppable(deployment.compute, key)
+        compute = compute if self._progress is None else self._progress.shown(compute, *key)
         running = self._running[key] = _Running(deployment, execution, partial(deployment.send, self.plane, key[1]), compute)
         running.sequence = 0 if start is None else start.sequence
         for message, parts in self._early.take(key):
@@ -318,6 +331,9 @@ class Executor:
         before = execution.position
         try:
             finished = execution.advance(running.compute, running.send, limit=limit)
+        except StoppedError:
+            self.drop(*key)
+            return
         except (BbgrapError, ValueError, KeyError, IndexError, TypeError, MemoryError) as error:
             self._end(key)
             self._recorder.drop(key)

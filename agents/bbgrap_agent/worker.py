@@ -176,9 +176,9 @@ class Worker:
                 executor.post(lambda: executor.remove(epoch))
                 executor.post(give_back_arena)
             case Abandon(epoch, request):
-                executor.post(lambda: executor.drop(epoch, request))
+                executor.drop_soon(epoch, request)
             case DropBefore(request):
-                executor.post(lambda: executor.drop_before(request))
+                executor.drop_before_soon(request)
             case AnswerPings(peers):
                 self._answering = frozenset((peer.address, peer.fingerprint) for peer in peers)
                 executor.post(lambda: executor.allow_pings(peers))

@@ -49,8 +49,19 @@ def ending_after(seconds: float) -> Iterator[None]:
         _limit.seconds = 0.0
 
 
+@contextmanager
+def ended_by(options: ort.RunOptions) -> Iterator[None]:
+    """Let every run of this thread end with an error once any thread says so in these options (`terminate`)."""
+    _limit.options = options
+    try:
+        yield
+    finally:
+        _limit.options = None
+
+
 class _Limit(threading.local):
     seconds = 0.0
+    options: ort.RunOptions | None = None
 
 
 _limit = _Limit()
@@ -59,7 +70,7 @@ _limit = _Limit()
 def _run(run: Callable[..., Any], names: Sequence[str], feeds: Mapping[str, object]) -> Any:  # noqa: ANN401 - what onnxruntime returns
     seconds = _limit.seconds
     if not seconds:
-        return run(names, feeds)
+        return run(names, feeds, _limit.options)
     options = ort.RunOptions()
     timer = threading.Timer(seconds, setattr, (options, "terminate", True))  # noqa: FBT003,RUF100
     timer.daemon = True

@@ -303,6 +303,36 @@ def endless(above: float) -> SegmentModel:
     return _segment(f"endless{above}", nodes, _thresholds(above), {})
 
 
+def stuck(above: float) -> SegmentModel:
+    """Is in one operator for minutes when the first element of x is larger: every box is compared with all before it."""
+    count = 400_000
+    body = [
+        helper.make_node("Range", ["begin", "count", "one"], ["places"]),
+        helper.make_node("Reshape", ["places", "column"], ["corners"]),
+        helper.make_node("Add", ["corners", "half"], ["others"]),
+        helper.make_node("Concat", ["corners", "corners", "others", "others"], ["boxes"], axis=2),
+        helper.make_node("Reshape", ["places", "row"], ["scores"]),
+        helper.make_node("NonMaxSuppression", ["boxes", "scores", "all", "begin"], ["chosen"]),
+        helper.make_node("ReduceSum", ["chosen"], ["sum"], keepdims=0),
+        helper.make_node("Cast", ["sum"], ["number"], to=TensorProto.FLOAT),
+        helper.make_node("Add", ["x", "number"], ["u"]),
+    ]
+    constants = [
+        helper.make_tensor("begin", TensorProto.FLOAT, [], [0.0]),
+        helper.make_tensor("count", TensorProto.FLOAT, [], [float(count)]),
+        helper.make_tensor("one", TensorProto.FLOAT, [], [1.0]),
+        helper.make_tensor("half", TensorProto.FLOAT, [1], [0.5]),
+        helper.make_tensor("column", TensorProto.INT64, [3], [1, -1, 1]),
+        helper.make_tensor("row", TensorProto.INT64, [3], [1, 1, -1]),
+        helper.make_tensor("all", TensorProto.INT64, [], [count]),
+    ]
+    long = helper.make_graph(body, "long", [], [helper.make_tensor_value_info("u", **ROW_TYPE)], constants)
+    same = helper.make_node("Identity", ["x"], ["v"])
+    short = helper.make_graph([same], "short", [], [helper.make_tensor_value_info("v", **ROW_TYPE)])
+    nodes = [*_condition(), helper.make_node("If", ["c"], ["y"], then_branch=long, else_branch=short)]
+    return _segment(f"stuck{above}", nodes, _thresholds(above), {})
+
+
 def _type_of(weight: Array) -> TensorType:
     return TensorType(DType.of(weight.dtype), weight.shape)
 

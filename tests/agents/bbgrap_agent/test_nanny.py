@@ -12,7 +12,7 @@ from bbgrap_agent.machine_probe import BUDGET_S
 
 from bbgrap.graph.weights import digest_of
 from bbgrap.protocol import messages as m
-from tests.agents.bare import HOST, adding, bare_coordinator, crashing, dividing, endless, gone, looking_up
+from tests.agents.bare import HOST, adding, bare_coordinator, crashing, dividing, endless, gone, looking_up, stuck
 from tests.waiting import until
 
 pytestmark = pytest.mark.cluster
@@ -107,9 +107,24 @@ def test_a_worker_that_ends_by_a_damaged_file_goes_on_without_it_and_no_model_is
 
 
 @pytest.mark.faults
-def test_a_kernel_that_does_not_end_ends_its_worker_once_nobody_waits(coordinator, agent):
+def test_a_kernel_ends_once_nobody_waits_and_its_worker_goes_on(coordinator, agent):
+    """onnxruntime looks between two operators; a worker that was ended instead has to load again what it had."""
     address = coordinator.join().data_address
+    worker = coordinator.worker_of(agent).pid
     coordinator.deployed(EPOCH, endless(above=100), address)
+    coordinator.ask(address, EPOCH, 7, (101, 0))
+    coordinator.beat(lambda beat: beat.seconds > 1.0)
+    coordinator.say(m.Abandon(EPOCH, 7, 60.0))
+    coordinator.ask(address, EPOCH, 8, (1, 0))
+    assert coordinator.answer(8) == [1, 0]
+    assert coordinator.worker_of(agent).pid == worker
+    assert not any(isinstance(message, m.WorkerLost | m.RequestFailed) for message in coordinator.heard)
+
+
+@pytest.mark.faults
+def test_an_operator_that_does_not_end_ends_its_worker_once_nobody_waits(coordinator, agent):
+    address = coordinator.join().data_address
+    coordinator.deployed(EPOCH, stuck(above=100), address)
     coordinator.ask(address, EPOCH, 6, (1, 0))
     assert coordinator.answer(6) == [1, 0]
     coordinator.ask(address, EPOCH, 7, (101, 0))
