@@ -71,9 +71,16 @@ class Candidate:
 class Candidates:
     """Collects candidates, each once."""
 
-    def __init__(self, evaluator: Evaluator, hopeless: frozenset[str] = frozenset()) -> None:
-        """Collect what there is over the evaluator's nodes, without asking the planners that are called hopeless."""
+    def __init__(self, evaluator: Evaluator, hopeless: frozenset[str] = frozenset(), searched: int = 1) -> None:
+        """Collect what there is over the evaluator's nodes.
+
+        Args:
+            evaluator: Of plans over these nodes.
+            hopeless: Planners that need not be asked.
+            searched: So many of the fastest nodes have been searched before.
+        """
         self.hopeless = hopeless
+        self.searched = searched
         self.evaluator = evaluator
         self.graph = evaluator.pieces.graph
         self.descriptions = evaluator.pieces.descriptions
@@ -165,7 +172,7 @@ class Candidates:
         halves = [len(order) >> by for by in range(1, len(order).bit_length())]
         sizes = list(dict.fromkeys([*halves, *range(len(order) - 1, 1, -1)])) if len(order) <= EVERY_SIZE else halves
         for size in sizes:
-            if size > 1:
+            if size > self.searched:
                 yield sorted(order[:size])
         groups: dict[str, list[int]] = {}
         for device in self.devices:

@@ -85,29 +85,32 @@ def plan_auto(
 
 
 def _over_sets(evaluator: Evaluator) -> list[_Search]:
-    """Return searches over few of many nodes, over more and all of them, the one with the best candidate first.
+    """Return searches over few of many nodes, over all, and over sets between, the one with the best candidate first.
 
     What is best over twenty nodes is no worse than what is best over four of them; yet the plans over twenty take five times as much of
-    a budget, and with it alone none of four would be looked at. A search over some nodes depends on none that are slower, so one more
-    node takes none of the plans away.
+    a budget, and with it alone none of four would be looked at. All nodes come second: where the time ends before, what it takes to
+    use them all has been looked at.
     """
-    order = Candidates(evaluator).by_speed()
+    order, everyone = Candidates(evaluator).by_speed(), len(evaluator.devices)
     searches: list[_Search] = []
-    hopeless = frozenset[str]()
-    for size in _sizes(len(order)):
+    hopeless, searched = frozenset[str](), 1
+    for size in _sizes(everyone):
         if searches and evaluator.is_late:
             break
         part = evaluator.over(sorted(order[:size]))
-        found = _Search(part, Candidates(part, hopeless).collect(), hopeless)
-        searches.append(found)
-        hopeless |= _hopeless(found) if evaluator.objective != "memory" else frozenset()
+        searches.append(_Search(part, Candidates(part, hopeless, searched).collect(), hopeless, searched))
+        if evaluator.objective != "memory" and len(searches) == 1:
+            hopeless = _hopeless(searches[0])
+        searched = max(searched, size) if size < everyone else searched
     return sorted(searches, key=lambda search: search.candidates[0].score)
 
 
 def _sizes(count: int) -> list[int]:
-    """Return how many of so many nodes are searched: 4, 6, 8, 12, 16, and so on, then all."""
-    steps = (times << by for by in range(count.bit_length()) for times in (FEW, FEW + FEW // 2))
-    return [*(size for size in steps if size < count), count]
+    """Return how many of so many nodes are searched: 4, all, then 8, 16, and so on, then 6, 12, and so on."""
+    if count <= FEW:
+        return [count]
+    doubled, between = ([times << by for by in range(count.bit_length()) if times << by < count] for times in (FEW, FEW + FEW // 2))
+    return [FEW, count, *doubled[1:], *between]
 
 
 def _hopeless(search: _Search) -> frozenset[str]:
@@ -124,6 +127,7 @@ class _Search:
     evaluator: Evaluator
     candidates: list[Candidate]
     hopeless: frozenset[str]
+    searched: int
 
     def without_idle(self) -> _Search | None:
         """Return a search over the nodes alone that the best candidate uses; None if it uses all or one of them, or the time is up."""
@@ -131,7 +135,7 @@ class _Search:
         if len(used) == 1 or used == self.evaluator.devices or self.evaluator.is_late:
             return None
         inner = self.evaluator.over(used)
-        return _Search(inner, Candidates(inner, self.hopeless).collect(), self.hopeless)
+        return replace(self, evaluator=inner, candidates=Candidates(inner, self.hopeless, self.searched).collect())
 
     def end(self) -> Candidate:
         """Return the best of what mixing the candidates and improving the best of them leads to."""
