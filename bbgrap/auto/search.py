@@ -130,9 +130,9 @@ class _Search:
     searched: int
 
     def without_idle(self) -> _Search | None:
-        """Return a search over the nodes alone that the best candidate uses; None if it uses all or one of them, or the time is up."""
+        """Return a search over the nodes alone that the best candidate uses; None if all or fewer than two, or if the time is up."""
         used = tuple(sorted({tile.device for tiles in self.candidates[0].tiles.values() for tile in tiles}))
-        if len(used) == 1 or used == self.evaluator.devices or self.evaluator.is_late:
+        if len(used) < 2 or used == self.evaluator.devices or self.evaluator.is_late:
             return None
         inner = self.evaluator.over(used)
         return replace(self, evaluator=inner, candidates=Candidates(inner, self.hopeless, self.searched).collect())
