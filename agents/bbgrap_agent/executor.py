@@ -30,7 +30,7 @@ from bbgrap_agent.deployment import Deployment
 from bbgrap_agent.early_messages import EarlyMessages, RequestKey
 from bbgrap_agent.progress import WorkerProgress
 from bbgrap_agent.recording import Recorder
-from bbgrap_agent.running_kernel import RunningKernel, StoppedError
+from bbgrap_agent.running_kernel import KernelStoppedError, RunningKernel
 from bbgrap_agent.sequence_states import SequenceStates
 
 MAX_RUNNING = 64
@@ -331,7 +331,7 @@ class Executor:
         before = execution.position
         try:
             finished = execution.advance(running.compute, running.send, limit=limit)
-        except StoppedError:
+        except KernelStoppedError:
             self.drop(*key)
             return
         except (BbgrapError, ValueError, KeyError, IndexError, TypeError, MemoryError) as error:

@@ -16,7 +16,7 @@ from bbgrap.runtime.execution import Kernel
 from bbgrap_agent.early_messages import RequestKey
 
 
-class StoppedError(ExecutionError):
+class KernelStoppedError(ExecutionError):
     """A kernel was ended because nobody waits for it."""
 
 
@@ -33,7 +33,7 @@ class RunningKernel:
     def stoppable(self, compute: Kernel, key: RequestKey) -> Kernel:
         """Return a function that computes segments for a request until they are done, or it is ended.
 
-        It raises what `compute` does, and StoppedError if it was ended.
+        It raises what `compute` does, and KernelStoppedError if it was ended.
         """
 
         def run(segment: int, inputs: Sequence[Array]) -> Sequence[Array]:
@@ -44,7 +44,7 @@ class RunningKernel:
                     return compute(segment, inputs)
             except ExecutionError as error:
                 if options.terminate:
-                    raise StoppedError(str(error)) from None
+                    raise KernelStoppedError(str(error)) from None
                 raise
             finally:
                 self._now = None

@@ -5,7 +5,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from bbgrap_agent.running_kernel import RunningKernel, StoppedError
+from bbgrap_agent.running_kernel import KernelStoppedError, RunningKernel
 
 from bbgrap.engine.session_call import caller
 from bbgrap.engine.sessions import make_session
@@ -41,7 +41,7 @@ def test_the_kernel_of_a_request_that_is_meant_ends_and_no_other_one(compute):
     thread = threading.Thread(target=stop)
     thread.start()
     for request in (1, 2):
-        with pytest.raises(StoppedError):
+        with pytest.raises(KernelStoppedError):
             kernel.stoppable(compute, (1, request))(0, X)
     done.set()
     thread.join()
@@ -55,4 +55,4 @@ def test_errors_of_kernels_stay_what_they_are():
 
     with pytest.raises(ExecutionError, match="segment 0: broken") as raised:
         RunningKernel().stoppable(broken, (1, 1))(0, X)
-    assert not isinstance(raised.value, StoppedError)
+    assert not isinstance(raised.value, KernelStoppedError)

@@ -122,7 +122,7 @@ def test_limits_and_laws_are_kept():
     refuses(TO_COORDINATOR, client.Ask(()), "at most 4096 entries", calls=tuple(range(MAX_ASKED + 1)))
     refuses(TO_COORDINATOR, KEYS[0], "at most 8192 bytes", request=bytes(MAX_CERTIFICATE_BYTES + 1))
     refuses(TO_COORDINATOR, AGENT[0], "at most 1024 bytes", name="x" * 2000)
-    refuses(TO_COORDINATOR, AGENT[5], "finite number", seconds=float("nan"))
+    refuses(TO_COORDINATOR, AGENT[2], "finite number", seconds=float("nan"))
     refuses(TO_COORDINATOR, AGENT[5], "integer from 0", epoch=-1)
     recorded = next(message for message in AGENT if isinstance(message, m.Recorded))
     for times, text in (
