@@ -257,7 +257,7 @@ class CoordinatorMachine:
             case Inspected():
                 return self.queries.inspected(member, message, now)
             case LinkBroken():
-                return self.faults.broken(member, message.address, now)
+                return self.faults.broken(member, message.address, now, message.reason)
             case WorkerLost():
                 return self._on_worker_lost(member, message, now)
             case Leave():

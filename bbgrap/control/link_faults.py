@@ -33,10 +33,10 @@ class LinkFaults:
     _planning: Planning
     _recovery: RequestRecovery
 
-    def broken(self, member: Member | None, address: str, now: float) -> list[CoordinatorInstruction]:
+    def broken(self, member: Member | None, address: str, now: float, reason: str = "") -> list[CoordinatorInstruction]:
         """Run again what a broken connection may have lost, and find out whether the two still reach each other.
 
-        `member` is the agent whose connection it was, None the coordinator.
+        `member` is the agent whose connection it was, and says why it broke; None the coordinator.
         """
         other = next((m for m in self._members.alive() if m.join.data_address == address), None)
         first = member or other
@@ -50,7 +50,9 @@ class LinkFaults:
                 variant.suspects.add(first.name)
                 held_for = first.name if other is None else other.name
                 done += self._recovery.hold(variant, held_for, now, between_agents=name != COORDINATOR)
-        return [*done, *self._links.suspect(first, name, now)]
+        trials = self._links.suspect(first, name, now)
+        told = [Log(f"'{first.name}' to '{name}': the connection broke: {reason}")] if reason and trials else []  # and not again meanwhile
+        return [*told, *done, *trials]
 
     def tried(self, member: Member, message: LinksTried, now: float) -> list[CoordinatorInstruction]:
         """Take what an agent found; variants whose agents do not reach each other are released."""

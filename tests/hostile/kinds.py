@@ -103,7 +103,7 @@ def dividing(rng: random.Random) -> ModelProto:
 
 
 def looping(rng: random.Random) -> ModelProto:
-    """Endless one time in ten: each of these costs two workers."""
+    """Endless one time in ten: each of these takes until its deadline."""
     proto = models.endless()
     if rng.random() < 0.9:
         most = numpy_helper.from_array(np.array(rng.choice((0, 1, 100, 10_000))), "most")

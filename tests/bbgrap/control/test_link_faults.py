@@ -1,6 +1,7 @@
 """What runs over a link in doubt waits until all that is in doubt of it is known."""
 
 from bbgrap.control import coordinator_events as ce
+from bbgrap.control.coordinator_instructions import Log
 from bbgrap.planners.options import PlanOptions
 from bbgrap.protocol import messages as m
 from tests.bbgrap.control.wire import ready_wire
@@ -19,3 +20,9 @@ def test_nothing_starts_while_any_link_of_a_variant_is_being_tried():
         assert not variant.takes_requests, number
         wire.to_coordinator(ce.FromPeer(identity, m.LinksTried(trial, ())))
     assert variant.takes_requests
+
+
+def test_why_a_connection_broke_is_told():
+    wire = ready_wire("a", "b", options=PlanOptions(planner="rows"))
+    (found,) = wire.coordinator.handle(ce.FromPeer(wire.agent("a").identity, m.LinkBroken("tcp://b:1", "it was reset")), wire.now)[:1]
+    assert found == Log("'a' to 'b': the connection broke: it was reset")
