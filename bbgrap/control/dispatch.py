@@ -221,7 +221,9 @@ class Requests:
             request.trace = OpenTrace(variant.devices, len(variant.nodes))
         if request.sequence is not None:
             return self.sequences.start(request, request.sequence, variant)
-        return [StartRequest(variant.epoch, request.number, message.inputs, message.payload, message.record)]
+        # What is compared later must not be where the client can write.
+        client = b"" if request.is_drawn else request.caller[0]
+        return [StartRequest(variant.epoch, request.number, message.inputs, message.payload, message.record, client)]
 
     def _is_running(self) -> bool:
         return self.verifying.running > 0 or any(request.epoch for request in self.open.values())

@@ -188,9 +188,11 @@ class Sequences:
             counts.replayed += sequence.running
         usual = bool(sequence.seen) and is_own
         sequence.arriving_bytes = 0 if usual else sum(map(len, given.payload))
-        record = is_own and request.message.record
-        number, state = sequence.number, sequence.state
-        return [*left, StartRequest(variant.epoch, request.number, given.inputs, given.payload, record, number, state, reads)]
+        record, client = (request.message.record, request.caller[0]) if is_own else (False, b"")
+        begin = StartRequest(
+            variant.epoch, request.number, given.inputs, given.payload, record, client, sequence.number, sequence.state, reads
+        )
+        return [*left, begin]
 
     def ran(self, request: Request, sequence: Sequence) -> bool:
         """Note that a run has left its state; whether it was that of the request itself, and of no old one."""

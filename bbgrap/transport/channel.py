@@ -18,7 +18,7 @@ import socket
 import struct
 import sys
 import weakref
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -45,14 +45,18 @@ _FRAME = struct.Struct("<QQ")
 class Channel:
     """One end of a channel.
 
-    Invariants: `_blocks` are the places that the other side has not given back; one thread uses it, but for memory that is let go.
+    Invariants: `_lent` counts the places that the other side has not given back; one thread uses it, but for memory that is let go.
     """
 
     def __init__(self, connection: socket.socket, memory: mmap.mmap, *, client: bool) -> None:
         """Take over a connection and the memory that belongs to it; the first half is the client's."""
         self._connection, self._memory, self._client = connection, memory, client
         self._blocks = BlockAllocator(0 if client else HALF_BYTES, HALF_BYTES)
+        self._address = np.frombuffer(memory, np.uint8).ctypes.data
         self._theirs = HALF_BYTES if client else 0
+        self._lent: Counter[int] = Counter()
+        self._unused: deque[int] = deque()
+        """Own blocks that nobody here needs any more."""
         self._read: deque[int] = deque()
         """Places of the other side to be given back."""
         self._kept: list[tuple[weakref.finalize[..., Any], int]] = []
@@ -68,6 +72,15 @@ class Channel:
         """The file descriptor to poll."""
         return self._connection.fileno()
 
+    def memory(self, nbytes: int) -> memoryview | None:
+        """Return memory that can be sent without a copy; it is free again once it is neither needed here nor on its way."""
+        start = self._take(nbytes)
+        if start is None:
+            return None
+        block = np.ndarray(nbytes, np.uint8, self._memory, start)
+        weakref.finalize(block, self._unused.append, start).atexit = False
+        return block.data
+
     def send(self, frames: Sequence[BytesLike]) -> bool:
         """Send a message; False if it must go another way: there is no room, or the connection has ended."""
         if not self.ready or len(frames) > _MOST_FRAMES:
@@ -76,6 +89,7 @@ class Channel:
         lent = [place for place in places if place is not None and place != _INLINE]
         small = [frame for frame, place in zip(frames, places, strict=True) if place == _INLINE]
         if None not in places and self._say([(place or 0, len(f)) for place, f in zip(places, frames, strict=True)], small):
+            self._lent.update(lent)
             return True
         for place in lent:
             self._blocks.drop(place)
@@ -124,11 +138,21 @@ class Channel:
 
     # --- own memory -----------------------------------------------------------------------------------------------------------------
 
+    def _take(self, nbytes: int) -> int | None:
+        while self._unused:
+            self._blocks.drop(self._unused.popleft())
+        return self._blocks.take(nbytes)
+
     def _place(self, frame: BytesLike) -> int | None:
-        """Copy a frame into the shared memory, and return its place; None if there is no room."""
-        start = self._blocks.take(len(frame))
+        """Return where a frame is in the shared memory, with one holder more; it is copied there unless it is there."""
+        content = np.frombuffer(frame, np.uint8)
+        place = int(content.__array_interface__["data"][0]) - self._address
+        if self._blocks.start <= place < self._blocks.stop:
+            self._blocks.hold(place)
+            return place
+        start = self._take(len(frame))
         if start is not None:
-            np.copyto(np.ndarray(len(frame), np.uint8, self._memory, start), np.frombuffer(frame, np.uint8))
+            np.copyto(np.ndarray(len(frame), np.uint8, self._memory, start), content)
         return start
 
     def _say(self, frames: Sequence[tuple[int, int]], small: Sequence[BytesLike]) -> bool:
@@ -153,7 +177,7 @@ class Channel:
         frames = [_FRAME.unpack_from(packet, _HEAD.size + _FRAME.size * number) for number in range(count)]
         position = _HEAD.size + _FRAME.size * count
         for place in struct.unpack_from(f"<{back}Q", packet, position):
-            self._blocks.drop(place)
+            self._returned(place)
         position += 8 * back
         inline = sum(length for place, length in frames if place == _INLINE)
         if position + inline != len(packet) or any(not self._is_theirs(*frame) for frame in frames):
@@ -169,6 +193,14 @@ class Channel:
 
     def _is_theirs(self, place: int, length: int) -> bool:
         return place == _INLINE or (self._theirs <= place and place + length <= self._theirs + HALF_BYTES)
+
+    def _returned(self, place: int) -> None:
+        if not self._lent[place]:
+            raise LookupError(f"place {place} was not lent")
+        self._lent[place] -= 1
+        if not self._lent[place]:
+            del self._lent[place]
+        self._blocks.drop(place)
 
     def _content(self, place: int, length: int, *, header: bool) -> BytesLike:
         content = np.ndarray(length, np.uint8, self._memory, place)

@@ -71,6 +71,11 @@ class Channels:
                 self._forget(identity, channel)
         self._invited = OrderedDict((word, identity) for word, identity in self._invited.items() if not identity.startswith(key))
 
+    def memory(self, identity: bytes, nbytes: int) -> memoryview | None:
+        """Return memory that can be sent to a client without a copy; None if there is none."""
+        channel = self._open.get(identity)
+        return None if channel is None else channel.memory(nbytes)
+
     def send(self, identity: bytes, frames: Sequence[BytesLike]) -> bool:
         """Send a message; False if it must go another way."""
         channel = self._open.get(identity)

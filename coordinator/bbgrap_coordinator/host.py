@@ -9,8 +9,12 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import numpy as np
 
 from bbgrap.control.coordinator_events import RequestBroke, RequestDone
 from bbgrap.control.coordinator_instructions import HostDeploy, KeepState, StartRequest
@@ -21,12 +25,18 @@ from bbgrap.protocol.faults import Fault
 from bbgrap.protocol.message_layout import MessageLayout, layouts_received, layouts_sent, pack, unpack
 from bbgrap.protocol.messages import BytesLike, Peer, TensorHeader
 from bbgrap.protocol.tensors import decode_array, encode_array
-from bbgrap.runtime.execution import Execution, SlicePlan
+from bbgrap.runtime.execution import Empty, Execution, SlicePlan
 from bbgrap.runtime.recording import RecordedExecution, labels_of
-from bbgrap.runtime.schedule import LocalSend, Schedule
+from bbgrap.runtime.schedule import LocalJoin, LocalReceive, LocalSend, Schedule
 from bbgrap.transport.data import Arrival, DataPlane, OnBroken, nobody_listens
 from bbgrap.transport.peer_warnings import PeerWarnings
 from bbgrap.transport.pings import PingAnswers
+
+Memory = Callable[[bytes, int], memoryview | None]
+"""Returns so many bytes that can be sent to a client without a copy, or None."""
+
+_SMALL_BYTES = 64 << 10
+"""Outputs below this are put together elsewhere: copying them once more is quicker than keeping account of a block."""
 
 _log = logging.getLogger("bbgrap.coordinator")
 
@@ -39,6 +49,8 @@ class _Program:
     bare: tuple[int, ...]
     """Devices that take part and get no input."""
     slices: SlicePlan
+    whole: frozenset[int]
+    """Messages whose parts are outputs as they come."""
 
     @classmethod
     def of(cls, schedule: Schedule, devices: Collection[int]) -> _Program:
@@ -46,7 +58,7 @@ class _Program:
         sent = dict(layouts_sent(schedule))
         fed = {layout.peer for layout in sent.values()}
         bare = tuple(device for device in sorted(devices) if device not in fed)
-        return cls(schedule, dict(layouts_received(schedule)), sent, bare, SlicePlan(schedule))
+        return cls(schedule, dict(layouts_received(schedule)), sent, bare, SlicePlan(schedule), _whole(schedule))
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +81,7 @@ class _Running:
     program: _Program
     epoch: int
     execution: Execution
+    client: bytes
 
 
 class HostExecutor:
@@ -77,12 +90,13 @@ class HostExecutor:
     Invariants: a running request's deployment is installed.
     """
 
-    def __init__(self, plane: DataPlane, on_broken: OnBroken = nobody_listens) -> None:
-        """Use a data plane that belongs to the same thread.
+    def __init__(self, plane: DataPlane, memory: Memory = lambda client, nbytes: None, on_broken: OnBroken = nobody_listens) -> None:
+        """Use a data plane that belongs to the same thread; outputs are put where they are on their way to the client, if they can be.
 
         `on_broken(address, reason)` is called from a thread of the data plane: messages to that address may be lost.
         """
         self._plane = plane
+        self._memory = memory
         self._pings = PingAnswers(plane)
         plane.admit = self._admits
         plane.on_broken = on_broken
@@ -127,12 +141,12 @@ class HostExecutor:
         try:
             feeds = _feeds(schedule, start)
             if start.record:
-                execution: Execution = RecordedExecution(schedule, time.perf_counter_ns, feeds, program.slices)
+                execution: Execution = RecordedExecution(schedule, time.perf_counter_ns, feeds, program.slices, self._empty(start.client))
             else:
-                execution = Execution(schedule, feeds, program.slices)
+                execution = Execution(schedule, feeds, program.slices, self._empty(start.client))
         except BbgrapError as error:
             return RequestBroke(start.request, Fault.INPUT, str(error))
-        running = self._running[start.request] = _Running(deployment, program, start.epoch, execution)
+        running = self._running[start.request] = _Running(deployment, program, start.epoch, execution, start.client)
         kind, devices = (Kind.RECORD, tuple(deployment.addresses)) if start.record else (Kind.START, program.bare)
         payload: tuple[bytes, ...] = ()
         if start.sequence:
@@ -177,8 +191,8 @@ class HostExecutor:
             return None
         return self._advance(frame.request, running)
 
-    def _admits(self, header: BytesLike, size: int, peer: str) -> bool:
-        """Whether a large payload belongs to a request that runs, and comes from who is to send it."""
+    def _admits(self, header: BytesLike, size: int, peer: str) -> bool | memoryview:
+        """Whether a large payload belongs to a request that runs, and where to put it if it is an answer already."""
         try:
             frame = Frame.parse(header)
         except RemoteProtocolError:
@@ -187,7 +201,19 @@ class HostExecutor:
         layout = None if running is None or running.epoch != frame.epoch else running.program.received.get(frame.message)
         if running is None or layout is None or layout.peer != frame.source or not layout.admits(size):
             return False
-        return running.deployment.fingerprints.get(frame.source) == peer
+        if running.deployment.fingerprints.get(frame.source) != peer:
+            return False
+        return (frame.message in running.program.whole and self._memory(running.client, size)) or True
+
+    def _empty(self, client: bytes) -> Empty:
+        """Return what makes the arrays in which a client's outputs are joined."""
+
+        def empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+            nbytes = prod(shape) * dtype.itemsize
+            memory = None if dtype.hasobject or nbytes < _SMALL_BYTES else self._memory(client, nbytes)
+            return np.empty(shape, dtype) if memory is None else np.ndarray(shape, dtype, memory)
+
+        return empty
 
     def _advance(self, request: int, running: _Running) -> RequestDone | RequestBroke | None:
         deployment, program, schedule = running.deployment, running.program, running.program.schedule
@@ -218,6 +244,17 @@ class HostExecutor:
         """Tell a device of a deployment what the clock of records shows now."""
         header = Frame(Kind.CLOCK, deployment.first.schedule.device, epoch, request, number).to_bytes()
         self._plane.send(deployment.addresses[device], header, pack_number(time.perf_counter_ns()))
+
+
+def _whole(schedule: Schedule) -> frozenset[int]:
+    """Return the messages whose parts are results, under their own name or another."""
+    results = set(schedule.results)
+    for step in schedule.steps:
+        if isinstance(step, LocalJoin) and step.output in results and len(step.pieces) == 1 and step.pieces[0][1] is None:
+            results.add(step.pieces[0][0].buffer)
+    return frozenset(
+        s.message for s in schedule.steps if isinstance(s, LocalReceive) and s.wire == "exact" and results.issuperset(s.buffers)
+    )
 
 
 def _no_kernel(segment: int, inputs: Sequence[Array]) -> Sequence[Array]:

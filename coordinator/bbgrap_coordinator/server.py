@@ -119,7 +119,7 @@ class Server:
         self._keys = keys
         self._audit = audit
         self._events: WakeupQueue[CoordinatorEvent | InputsStored | None] = WakeupQueue()
-        self._host = HostExecutor(plane, self._on_broken)
+        self._host = HostExecutor(plane, control.channels.memory, self._on_broken)
         self._incoming = IncomingRequests(inputs, self._events.put)
         self._uploads = ThreadPoolExecutor(1, "uploads")
         self._storing: set[tuple[bytes, int]] = set()

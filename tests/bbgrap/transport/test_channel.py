@@ -51,7 +51,7 @@ def plain(frames):
 
 
 def lent(end):
-    return len(list(end._blocks))
+    return sum(end._lent.values())
 
 
 @given(st.lists(st.tuples(st.booleans(), st.lists(FRAME, min_size=1, max_size=4), st.integers(0, 255)), max_size=8))
@@ -92,6 +92,29 @@ def test_memory_of_a_message_is_not_written_again_while_it_is_in_use(ends):
     coordinator.give_back()
     assert client.receive() is None
     assert lent(client) == 0
+
+
+def test_what_is_put_into_its_memory_is_sent_from_there(ends):
+    client, coordinator = ends
+    room = coordinator.memory(100_000)
+    outputs = np.frombuffer(room, np.float32).reshape(25, 1000)
+    outputs[:] = np.arange(1000)
+    (start, _), *others = coordinator._blocks
+    assert not others
+    parts = [outputs[:20].reshape(-1).view(np.uint8).data, outputs[20:].reshape(-1).view(np.uint8).data]
+    assert coordinator.send([b"head", *parts])
+    assert [block[0] for block in coordinator._blocks] == [start]
+    del room, outputs, parts
+    gc.collect()
+    came = client.receive()
+    assert (np.frombuffer(came[1], np.float32).reshape(20, 1000) == np.arange(1000)).all()
+    assert (np.frombuffer(came[2], np.float32).reshape(5, 1000) == np.arange(1000)).all()
+    assert [block[0] for block in coordinator._blocks] == [start]
+    del came
+    gc.collect()
+    client.give_back()
+    assert coordinator.receive() is None
+    assert coordinator.memory(HALF_BYTES) is not None
 
 
 def exchange(ends, content):
@@ -201,6 +224,7 @@ def packet(frames, back=(), small=b""):
 )
 def test_a_packet_that_is_none_is_an_error(ends, wrong):
     client, coordinator = ends
+    coordinator.memory(10)
     client._connection.send(wrong)
     with pytest.raises(RemoteProtocolError, match="shared-memory channel"):
         coordinator.receive()

@@ -68,6 +68,7 @@ def test_every_client_has_its_own(many, client_of):
     for identity, client in clients.items():
         assert plain(client.receive()) == [identity]
     assert not many.send(ME, [b"nobody"])
+    assert many.memory(ME, 1) is None
 
 
 def test_a_new_one_replaces_the_old_one(many, client_of):
