@@ -279,6 +279,6 @@ def test_a_coordinator_that_comes_back_takes_no_agent_to_find_out_whether_a_mode
     wire.until_answered(wire.run())
     wire.wait(60)
     starts = [done for done in began if isinstance(done, coordinator_instructions.StartRequest)]
-    assert len(starts) == 1, "the client's"
+    assert [start.client for start in starts] == [b"client"]
     (plan,) = wire.coordinator.planning.plans.values()
     assert len({variant.world for variant in plan.variants if variant.is_ready}) == 2

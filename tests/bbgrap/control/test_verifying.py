@@ -64,6 +64,7 @@ def test_a_request_runs_again_on_another_node_when_the_client_has_its_answer():
     wire = stream("a", "b")
     call = wire.run(payload=(b"input",))
     first = only_start(wire)
+    assert first.client == b""  # its outputs must not be where the client can write
     wire.finish_requests()
     (second,) = wire.started.values()
     wire.deliver_all()
