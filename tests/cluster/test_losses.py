@@ -209,3 +209,26 @@ def test_a_model_file_that_was_damaged_is_brought_again(fresh):
     x = rows(9)
     np.testing.assert_array_equal(session.run(None, {"x": x})[0], tiny.expected(x))
     assert "gone or damaged" in fresh.log("coordinator", 1000)
+
+
+@pytest.mark.faults
+def test_plans_whose_weights_were_damaged_on_the_disk_of_the_coordinator_are_made_anew(tmp_path):
+    """Agents refuse them: a request that finds them is answered all the same, and a plan serves again."""
+    with local_cluster(2, tmp_path) as cluster:
+        session = bbgrap.InferenceSession(tiny.model_bytes(), cluster=cluster.connection, planner="bbgrap", deadline_s=60)
+        np.testing.assert_array_equal(session.run(None, {"x": rows(8)})[0], tiny.expected(rows(8)))
+        kept = until(lambda: [file for file in (cluster.logs / "state").rglob("weights") if file.stat().st_size])
+        for name in ("coordinator", "agent0", "agent1"):
+            cluster.kill(name)
+        for file in kept:
+            content = bytearray(file.read_bytes())
+            content[::64] = bytes(each ^ 1 for each in content[::64])
+            file.write_bytes(content)
+        for file in tmp_path.rglob("*.npy"):
+            file.unlink()
+        cluster.start_coordinator()
+        for name in ("agent0", "agent1"):
+            cluster.add_agent(name)
+        np.testing.assert_array_equal(session.run(None, {"x": rows(8)})[0], tiny.expected(rows(8)))
+        until(lambda: session.prepare({"x": rows(8).shape}).agents == ("agent0", "agent1"), 30)
+        assert "another digest" in cluster.log("coordinator", 1000)
