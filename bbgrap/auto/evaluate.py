@@ -58,10 +58,10 @@ class Evaluator:
         cluster: Cluster,
         options: PlanOptions,
         time_is_up: Callable[[], bool] = lambda: False,
-        devices: Sequence[int] = (),
+        devices: Sequence[int] | None = None,
     ) -> None:
-        """Score plans for a search over some nodes, or all."""
-        self.devices = tuple(devices) or tuple(range(len(cluster.nodes)))
+        """Score plans for a search over some nodes; None: over all."""
+        self.devices = tuple(range(len(cluster.nodes)) if devices is None else devices)
         self.pieces = pieces
         self.cluster = cluster
         self.objective = options.objective

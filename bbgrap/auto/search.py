@@ -71,7 +71,7 @@ def plan_auto(
     searches = _over_sets(Evaluator(Pieces(graph, descriptions), cluster, options, time_is_up))
     best = searches[0].candidates[0].score
     ended: dict[tuple[int, ...], Candidate] = {}
-    for search in [search for search in searches if search.candidates[0].score <= near(best)]:
+    for search in [search for search in searches if search.candidates[0].score <= _near(best)]:
         while (inner := search.without_idle()) is not None:
             searches.append(inner)
             search = inner
@@ -154,7 +154,7 @@ class _Search:
         return replace(start, name=name, tiles=best.tiles, score=best.score)
 
 
-def near(best: Score) -> Score:
+def _near(best: Score) -> Score:
     """Return the worst score from which improving may lead past a better one."""
     return replace(best, value=NEAR * best.value, seconds=inf)
 

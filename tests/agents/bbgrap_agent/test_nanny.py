@@ -118,6 +118,7 @@ def test_a_kernel_ends_once_nobody_waits_and_its_worker_goes_on(coordinator, age
     coordinator.ask(address, EPOCH, 8, (1, 0))
     assert coordinator.answer(8) == [1, 0]
     assert coordinator.worker_of(agent).pid == worker
+    coordinator.beat(lambda beat: beat.request == 0)
     assert not any(isinstance(message, m.WorkerLost | m.RequestFailed) for message in coordinator.heard)
 
 

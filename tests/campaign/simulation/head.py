@@ -140,9 +140,8 @@ class Head(Process):
                 self.world.to_client(identity, answer)
             case coordinator_instructions.StartRequest(epoch, number):
                 if epoch in executor.deployments:
-                    start = SequenceStart(instruction.sequence, instruction.before, instruction.record, instruction.reads)
-                    feed, start_or_none = token_of(instruction.payload), start if start.sequence else None
-                    executor.begin((epoch, number), recorded=instruction.record, feed=feed, start=start_or_none)
+                    feed, start = token_of(instruction.payload), start_of(instruction)
+                    executor.begin((epoch, number), recorded=instruction.record, feed=feed, start=start)
                 else:
                     reason = "the host does not have the deployment"
                     self.later(0.0, self.handle, ce.RequestBroke(number, c.Fault.EXECUTION, reason))
@@ -239,6 +238,11 @@ class Head(Process):
         if job in self.planning:
             self.planning.discard(job)
             self.handle(ce.PlanFailed(job, fault, reason))
+
+
+def start_of(begin: coordinator_instructions.StartRequest) -> SequenceStart | None:
+    """Return how a request of a sequence begins; None for others."""
+    return SequenceStart(begin.sequence, begin.before, begin.record, begin.reads) if begin.sequence else None
 
 
 def token_of(payload: Any) -> str:  # noqa: ANN401
