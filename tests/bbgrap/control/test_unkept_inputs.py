@@ -4,7 +4,7 @@ import pytest
 
 from bbgrap.control import sequences
 from bbgrap.protocol import client_messages as c
-from tests.bbgrap.control.test_sequences import counters, total
+from tests.bbgrap.control.counters import counters, total
 
 
 def test_a_state_whose_inputs_are_not_kept_cannot_be_read_from_a_plan_over_several_nodes_and_stays_there(monkeypatch):

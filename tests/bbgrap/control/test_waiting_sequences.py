@@ -7,7 +7,7 @@ import pytest
 from bbgrap.control import coordinator_events as ce
 from bbgrap.control import sequences
 from bbgrap.protocol import client_messages as c
-from tests.bbgrap.control.test_sequences import OPTIONS, Counters, counters, total, with_state
+from tests.bbgrap.control.counters import OPTIONS, Counters, counters, total, with_state
 from tests.bbgrap.control.tiny_plans import plan_of
 from tests.bbgrap.control.wire import CLIENT
 

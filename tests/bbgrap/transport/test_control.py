@@ -51,12 +51,9 @@ def test_what_a_peer_does_not_read_is_bounded_in_bytes(context, monkeypatch):
         sent = sum(server.send(identity, [bytes(1 << 20)]) for _ in range(100))
         assert 30 <= sent < 60
         assert not server.send(identity, [b"lost"])
-        reader = threading.Thread(target=read_all, args=(peer,))
-        reader.start()
-        for _ in range(200):  # whatever has passed over a connection, only what is unread counts
-            until(lambda: server.send(identity, [bytes(1 << 20)]))
-        peer.shutdown(socket.SHUT_RDWR)
-        reader.join()
+        with reading(peer):
+            for _ in range(200):  # whatever has passed over a connection, only what is unread counts
+                until(lambda: server.send(identity, [bytes(1 << 20)]))
     server.close()
 
 
@@ -68,18 +65,25 @@ def test_what_found_no_room_does_not_count_as_unread(context, monkeypatch):
         identity, _ = until(server.receive)
         for _ in range(40_000):  # far more than ZeroMQ keeps for a connection
             assert server.send(identity, [bytes(2000)])
-        reader = threading.Thread(target=read_all, args=(peer,))
-        reader.start()
-        until(lambda: server.send(identity, [bytes(1 << 20)]))
-        peer.shutdown(socket.SHUT_RDWR)
-        reader.join()
+        with reading(peer):
+            until(lambda: server.send(identity, [bytes(1 << 20)]))
     server.close()
 
 
-def read_all(peer):
-    with suppress(OSError):
-        while peer.recv(1 << 20):
-            pass
+@contextmanager
+def reading(peer):
+    """Read all that comes meanwhile; the connection ends with that."""
+
+    def read():
+        with suppress(OSError):
+            while peer.recv(1 << 20):
+                pass
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    yield
+    peer.shutdown(socket.SHUT_RDWR)
+    reader.join()
 
 
 def test_who_sends_what_is_no_message_is_named_and_keeps_nobody_waiting(context):
