@@ -83,7 +83,10 @@ def is_invitation(text: str) -> bool:
 
 
 def start_broker() -> MemoryClient | None:
-    """Start the thread of a broker, which ends with its device's socket; None if this system cannot share memory, or has no thread left."""
+    """Start the thread of a broker, which ends with its device's socket.
+
+    None if this system cannot share memory, or has no thread or descriptor left.
+    """
     found = listen()
     if found is None:
         return None
@@ -95,17 +98,19 @@ def start_broker() -> MemoryClient | None:
             undo.callback(ours.close)
             undo.callback(theirs.close)
             ours.setblocking(False)
-            threading.Thread(target=_serve, args=(ours, listener), name="memory broker", daemon=True).start()
+            selector = selectors.DefaultSelector()
+            undo.callback(selector.close)
+            selector.register(ours, selectors.EVENT_READ)
+            selector.register(listener, selectors.EVENT_READ)
+            threading.Thread(target=_serve, args=(ours, listener, selector), name="memory broker", daemon=True).start()
         except (OSError, RuntimeError):
             return None
         undo.pop_all()
     return MemoryClient(theirs, name)
 
 
-def _serve(device: socket.socket, listener: socket.socket) -> None:
-    with device, listener, selectors.DefaultSelector() as selector:
-        selector.register(device, selectors.EVENT_READ)
-        selector.register(listener, selectors.EVENT_READ)
+def _serve(device: socket.socket, listener: socket.socket, selector: selectors.BaseSelector) -> None:
+    with device, listener, selector:
         while True:
             for key, _ in selector.select():
                 if key.fileobj is listener:

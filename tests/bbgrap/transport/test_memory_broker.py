@@ -1,5 +1,6 @@
 """Memory gets from one device to another over their brokers, and from nobody else to anybody."""
 
+import errno
 import mmap
 import os
 import socket
@@ -113,6 +114,17 @@ def test_a_broker_ends_with_its_device():
     assert len(brokers()) == 1
     client.socket.close()
     until(lambda: not brokers())
+
+
+@pytest.mark.filterwarnings("error")
+def test_without_a_descriptor_left_there_is_no_broker_and_no_thread_fails(monkeypatch):
+    def refuse():
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(memory_broker.selectors, "DefaultSelector", refuse)
+    before = threading.active_count()
+    assert start_broker() is None
+    assert threading.active_count() == before
 
 
 def test_the_laws_of_a_data_plane_hold():
