@@ -32,7 +32,7 @@ from bbgrap.errors import ExecutionError
 from bbgrap.graph.types import Array, TensorType
 from bbgrap.protocol.data import Frame, Kind
 from bbgrap.protocol.message_layout import MessageLayout, pack, unpack
-from bbgrap.protocol.messages import Deploy
+from bbgrap.protocol.messages import Deploy, Peer
 from bbgrap.runtime.execution import Execution, SlicePlan
 from bbgrap.runtime.schedule import LocalReceive, LocalRun, LocalSend, Schedule
 from bbgrap.transport.data import Arrival
@@ -110,7 +110,7 @@ class Stopwatch:
 
     def host(self, schedule: Schedule, feeds: Sequence[Array]) -> Callable[[], Walk]:
         """Measure the host's part; otherwise like `device`."""
-        return self._measured(f"host {schedule!r}", lambda: Deployment(1, schedule, (), (), (), SlicePlan(schedule)), feeds, None)
+        return self._measured(f"host {schedule!r}", lambda: Deployment(1, schedule, SlicePlan(schedule), {}, (), ()), feeds, None)
 
     def _measured(self, key: str, make: Callable[[], Deployment], feeds: Sequence[Array], company: Company | None) -> Callable[[], Walk]:
         if key not in self._known:
@@ -159,7 +159,7 @@ class Peers:
     def __init__(self, deployment: Deployment) -> None:
         """Connect both over loopback."""
         self._mine, self._theirs = (TcpDataPlane("tcp://127.0.0.1:0", "127.0.0.1") for _ in range(2))
-        self._deployment = replace(deployment, addresses=(self._theirs.address,) * (deployment.schedule.host + 1))
+        self._deployment = replace(deployment, peers={n: Peer(n, "", self._theirs.address) for n in range(deployment.schedule.host + 1)})
         self._mine.connect(self._theirs.address)
         self._theirs.connect(self._mine.address)
         random = np.random.default_rng(0)

@@ -137,7 +137,7 @@ class Executor:
         """Make a deployment ready for requests."""
         self._deployments[deployment.epoch] = deployment
         for device in deployment.destinations:
-            self.plane.connect(deployment.addresses[device], deployment.fingerprints[device])
+            self.plane.connect(deployment.peers[device].address, deployment.peers[device].fingerprint)
         self._coming.pop(deployment.epoch, None)
 
     def remove(self, epoch: int) -> None:
@@ -151,7 +151,7 @@ class Executor:
         self._recorder.drop_all(epoch)
         self._states.drop_all(epoch)
         for device in deployment.destinations:
-            self.plane.disconnect(deployment.addresses[device])
+            self.plane.disconnect(deployment.peers[device].address)
 
     def drop(self, epoch: int, request: int) -> None:
         """Forget a request."""
@@ -257,10 +257,7 @@ class Executor:
             asked = self._awaited.get(frame.request)
             return asked is not None and asked[0] == peer and size <= MAX_PONG_BYTES
         deployment = self._deployments.get(frame.epoch) or self._coming.get(frame.epoch)
-        if deployment is None or not deployment.is_from(frame.source, peer):
-            return False
-        layout = deployment.layout(frame.message)
-        return layout is not None and layout.peer == frame.source and layout.admits(size)
+        return deployment is not None and deployment.admits(frame, size, peer)
 
     def _begin(self, key: RequestKey, deployment: Deployment, start: SequenceStart | None, *, recorded: bool) -> _Running | None:
         """Begin a request, with what came for it before; None if too many run, or the state is gone that it goes on from."""
@@ -304,7 +301,7 @@ class Executor:
     def _is_full(self, deployment: Deployment) -> bool:
         if len(self._running) < MAX_RUNNING:
             return False
-        most = max(MAX_RUNNING, 4 * len(deployment.addresses))
+        most = max(MAX_RUNNING, 4 * len(deployment.peers))
         return len(self._running) >= MAX_RUNNING_IN_ALL or sum(key[0] == deployment.epoch for key in self._running) >= most
 
     def _end(self, key: RequestKey) -> None:

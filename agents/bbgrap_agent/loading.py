@@ -76,20 +76,17 @@ def load(
             if program is not None:
                 _warm_up(program, names, shared)
     _give_back_memory()
-    peers = reachable(deploy.peers, coordinator_host)
-    addresses, fingerprints = tuple(peer.address for peer in peers), tuple(peer.fingerprint for peer in peers)
+    peers = {peer.device: peer for peer in reachable(deploy.peers, coordinator_host)}
 
     def deployment(program: CompiledDeployment, further: Deployment | None = None, reading: Deployment | None = None) -> Deployment:
-        return Deployment(
-            deploy.epoch, program.schedule, program.segments, names, addresses, program.slices, fingerprints, further, reading
-        )
+        return Deployment(deploy.epoch, program.schedule, program.slices, peers, program.segments, names, further, reading)
 
     if further is None:
         return deployment(loaded)
     reading = None
     if deploy.further is not None and deploy.is_whole:
         tells, _ = reading_of(deploy.further)
-        reading = Deployment(deploy.epoch, tells, (), names, addresses, SlicePlan(tells), fingerprints)
+        reading = Deployment(deploy.epoch, tells, SlicePlan(tells), peers, (), names)
     return deployment(loaded, deployment(further), reading)
 
 

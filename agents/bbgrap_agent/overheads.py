@@ -24,14 +24,15 @@ from bbgrap.graph.onnx_write import write_graph
 from bbgrap.graph.types import Array, DType
 from bbgrap.protocol.data import Frame
 from bbgrap.protocol.message_layout import unpack
+from bbgrap.protocol.messages import Peer
 from bbgrap.runtime.blocked import aligned_empty
 from bbgrap.runtime.execution import SlicePlan
 from bbgrap.runtime.schedule import BufferSpec, LocalPart, LocalSend, Schedule
 from bbgrap.transport.identity import TlsIdentity
+from bbgrap.transport.local_program import LocalProgram
 from bbgrap.transport.tcp import TcpDataPlane
 from bbgrap.work import Work
 from bbgrap.zoo.builder import Builder
-from bbgrap_agent.deployment import Deployment
 from bbgrap_agent.speed_fitting import Sample, typical
 
 _BORDERS = ((64, 56, 56), (64, 28, 56), (128, 28, 28), (256, 14, 14), (256, 7, 14), (512, 4, 7))
@@ -103,11 +104,11 @@ def _message(sender: TcpDataPlane, receiver: TcpDataPlane, channels: int, rows: 
     shape = (1, channels, _MAP_ROWS, columns)
     step = LocalSend(0, 1, (LocalPart(0, (((0, 1),), ((0, channels),), ((0, rows),), ((0, columns),))),))
     schedule = Schedule(0, 2, (BufferSpec("map", DType.FLOAT, shape),), (step,))
-    deployment = Deployment(0, schedule, (), (), ("", receiver.address), SlicePlan(schedule))
-    held, layout = {0: np.ones(shape, np.float32)}, deployment.sent[0]
+    program = LocalProgram(0, schedule, SlicePlan(schedule), {1: Peer(1, "", receiver.address)})
+    held, layout = {0: np.ones(shape, np.float32)}, program.sent[0]
 
     def run() -> None:
-        deployment.send(sender, 0, step, held)
+        program.send(sender, 0, step, held)
         arrival = receiver.receive(_WAIT_S, _WAIT_S)
         if arrival is None:
             raise ExecutionError("measuring: a message to this machine itself did not arrive; is its loopback device up?")

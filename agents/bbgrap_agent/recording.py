@@ -60,9 +60,10 @@ class Recorder:
         """Return the execution of a request that is to be recorded; `held` is the state that it begins with."""
         if len(self._recordings) >= MAX_RECORDINGS:
             self.drop(next(iter(self._recordings)))
-        execution, host = RecordedExecution(deployment.schedule, self._clock, held, deployment.slices), deployment.schedule.host
-        self._recordings[key] = _Recording(execution, deployment.names, deployment.addresses[host])
-        self._plane.connect(deployment.addresses[host], deployment.fingerprints[host])
+        execution = RecordedExecution(deployment.schedule, self._clock, held, deployment.slices)
+        host = deployment.peers[deployment.schedule.host]
+        self._recordings[key] = _Recording(execution, deployment.names, host.address)
+        self._plane.connect(host.address, host.fingerprint)
         return execution
 
     def drop(self, key: RequestKey) -> None:

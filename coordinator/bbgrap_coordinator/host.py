@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from math import prod
 from typing import Any
 
@@ -22,13 +23,13 @@ from bbgrap.errors import BbgrapError, ExecutionError, RemoteProtocolError
 from bbgrap.graph.types import Array, DType
 from bbgrap.protocol.data import Frame, Kind, SequenceStart, pack_number
 from bbgrap.protocol.faults import Fault
-from bbgrap.protocol.message_layout import MessageLayout, layouts_received, layouts_sent, pack, unpack
 from bbgrap.protocol.messages import BytesLike, Peer, TensorHeader
 from bbgrap.protocol.tensors import decode_array, encode_array
 from bbgrap.runtime.execution import Empty, Execution, SlicePlan
 from bbgrap.runtime.recording import RecordedExecution, labels_of
-from bbgrap.runtime.schedule import LocalJoin, LocalReceive, LocalSend, Schedule
+from bbgrap.runtime.schedule import LocalJoin, LocalReceive, Schedule
 from bbgrap.transport.data import Arrival, DataPlane, OnBroken, nobody_listens
+from bbgrap.transport.local_program import LocalProgram
 from bbgrap.transport.peer_warnings import PeerWarnings
 from bbgrap.transport.pings import PingAnswers
 
@@ -41,35 +42,32 @@ _SMALL_BYTES = 64 << 10
 _log = logging.getLogger("bbgrap.coordinator")
 
 
-@dataclass(frozen=True, slots=True)
-class _Program:
-    schedule: Schedule
-    received: dict[int, MessageLayout]
-    sent: dict[int, MessageLayout]
-    bare: tuple[int, ...]
-    """Devices that take part and get no input."""
-    slices: SlicePlan
-    whole: frozenset[int]
+@dataclass(frozen=True)
+class _HostProgram(LocalProgram):
+    """A schedule of the host, for the devices that take part."""
+
+    bare: tuple[int, ...] = field(init=False)
+    """Those that get no input."""
+    whole: frozenset[int] = field(init=False)
     """Messages whose parts are outputs as they come."""
 
-    @classmethod
-    def of(cls, schedule: Schedule, devices: Collection[int]) -> _Program:
-        """Know a schedule of the host, for these devices."""
-        sent = dict(layouts_sent(schedule))
-        fed = {layout.peer for layout in sent.values()}
-        bare = tuple(device for device in sorted(devices) if device not in fed)
-        return cls(schedule, dict(layouts_received(schedule)), sent, bare, SlicePlan(schedule), _whole(schedule))
+    def __post_init__(self) -> None:
+        """Look up once what is the same in every request."""
+        super().__post_init__()
+        fed = {layout.peer for layout in self.sent.values()}
+        object.__setattr__(self, "bare", tuple(device for device in sorted(self.peers) if device not in fed))
+        object.__setattr__(self, "whole", _whole(self.schedule))
 
 
 @dataclass(frozen=True, slots=True)
-class _Deployment:
-    first: _Program
-    further: _Program | None
-    reading: _Program | None
-    addresses: dict[int, str]
-    fingerprints: dict[int, str]
+class _Programs:
+    """Those of one deployment."""
 
-    def program(self, start: StartRequest) -> _Program:
+    first: _HostProgram
+    further: _HostProgram | None
+    reading: _HostProgram | None
+
+    def program(self, start: StartRequest) -> _HostProgram:
         """Return what the host does for a request."""
         then = self.reading if start.reads else self.further
         return self.first if then is None or not start.before else then
@@ -77,9 +75,7 @@ class _Deployment:
 
 @dataclass(frozen=True, slots=True)
 class _Running:
-    deployment: _Deployment
-    program: _Program
-    epoch: int
+    program: _HostProgram
     execution: Execution
     client: bytes
 
@@ -100,16 +96,19 @@ class HostExecutor:
         self._pings = PingAnswers(plane)
         plane.admit = self._admits
         plane.on_broken = on_broken
-        self._deployments: dict[int, _Deployment] = {}
+        self._deployments: dict[int, _Programs] = {}
         self._running: dict[int, _Running] = {}
         self._warnings = PeerWarnings(_log)
 
     def install(self, deploy: HostDeploy) -> None:
         """Connect to the devices of a deployment."""
-        addresses = {peer.device: peer.address for peer in deploy.peers}
-        prints = {peer.device: peer.fingerprint for peer in deploy.peers}
-        further, reading = (None if part is None else _Program.of(part, addresses) for part in (deploy.further, deploy.reading))
-        self._deployments[deploy.epoch] = _Deployment(_Program.of(deploy.schedule, addresses), further, reading, addresses, prints)
+        peers = {peer.device: peer for peer in deploy.peers}
+
+        def program(schedule: Schedule) -> _HostProgram:
+            return _HostProgram(deploy.epoch, schedule, SlicePlan(schedule), peers)
+
+        further, reading = (None if schedule is None else program(schedule) for schedule in (deploy.further, deploy.reading))
+        self._deployments[deploy.epoch] = _Programs(program(deploy.schedule), further, reading)
         for peer in deploy.peers:
             self._plane.connect(peer.address, peer.fingerprint)
 
@@ -118,10 +117,10 @@ class HostExecutor:
         deployment = self._deployments.pop(epoch, None)
         if deployment is None:
             return
-        for number in [number for number, running in self._running.items() if running.epoch == epoch]:
+        for number in [number for number, running in self._running.items() if running.program.epoch == epoch]:
             del self._running[number]
-        for address in deployment.addresses.values():
-            self._plane.disconnect(address)
+        for peer in deployment.first.peers.values():
+            self._plane.disconnect(peer.address)
 
     def allow_pings(self, peers: Sequence[Peer]) -> None:
         """Let these peers send to the host, answer their pings, and cut off all others, from now on."""
@@ -146,15 +145,15 @@ class HostExecutor:
                 execution = Execution(schedule, feeds, program.slices, self._empty(start.client))
         except BbgrapError as error:
             return RequestBroke(start.request, Fault.INPUT, str(error))
-        running = self._running[start.request] = _Running(deployment, program, start.epoch, execution, start.client)
-        kind, devices = (Kind.RECORD, tuple(deployment.addresses)) if start.record else (Kind.START, program.bare)
+        running = self._running[start.request] = _Running(program, execution, start.client)
+        kind, devices = (Kind.RECORD, tuple(program.peers)) if start.record else (Kind.START, program.bare)
         payload: tuple[bytes, ...] = ()
         if start.sequence:
-            kind, devices = Kind.STATE, tuple(deployment.addresses)
+            kind, devices = Kind.STATE, tuple(program.peers)
             payload = (SequenceStart(start.sequence, start.before, start.record, start.reads).to_bytes(),)
         for device in devices:
             header = Frame(kind, schedule.device, start.epoch, start.request, 0).to_bytes()
-            self._plane.send(deployment.addresses[device], header, *payload)
+            self._plane.send(program.peers[device].address, header, *payload)
         return self._advance(start.request, running)
 
     def keep_state(self, keep: KeepState) -> None:
@@ -162,9 +161,9 @@ class HostExecutor:
         deployment = self._deployments.get(keep.epoch)
         if deployment is None:
             return
-        for address in deployment.addresses.values():
+        for peer in deployment.first.peers.values():
             header = Frame(Kind.KEEP, deployment.first.schedule.device, keep.epoch, keep.sequence, 0).to_bytes()
-            self._plane.send(address, header, pack_number(keep.other))
+            self._plane.send(peer.address, header, pack_number(keep.other))
 
     def accept(self, arrival: Arrival) -> RequestDone | RequestBroke | None:
         """Take a message; returns the end of its request if this was the last one."""
@@ -172,20 +171,15 @@ class HostExecutor:
             frame = Frame.parse(arrival.header)
             if frame.kind is Kind.CLOCK:
                 deployment = self._deployments.get(frame.epoch)
-                if deployment is not None and deployment.fingerprints.get(frame.source) == arrival.peer:
-                    self._show_clock(deployment, frame.epoch, frame.request, frame.message, frame.source)
+                if deployment is not None and deployment.first.is_from(frame.source, arrival.peer):
+                    self._show_clock(deployment.first, frame.request, frame.message, frame.source)
                 return None
             if frame.kind is Kind.PING:
                 self._pings.answer(frame, arrival.payload, arrival.peer)
             running = self._running.get(frame.request)
-            if frame.kind is not Kind.DATA or running is None or running.epoch != frame.epoch:
+            if frame.kind is not Kind.DATA or running is None or running.program.epoch != frame.epoch:
                 return None
-            layout = running.program.received.get(frame.message)
-            if layout is None or layout.peer != frame.source:
-                raise RemoteProtocolError(f"data message {frame.message} from device {frame.source}: the schedule does not have it")
-            if running.deployment.fingerprints.get(frame.source) != arrival.peer:
-                raise RemoteProtocolError(f"a message that claims to be of device {frame.source} came over the connection of another node")
-            running.execution.deliver(frame.message, unpack(layout, arrival.payload))
+            running.execution.deliver(frame.message, running.program.parts_in(frame, arrival))
         except RemoteProtocolError as error:
             self._warnings.warn(arrival.sender, f"messages are dropped: {error}")
             return None
@@ -198,10 +192,7 @@ class HostExecutor:
         except RemoteProtocolError:
             return False
         running = self._running.get(frame.request)
-        layout = None if running is None or running.epoch != frame.epoch else running.program.received.get(frame.message)
-        if running is None or layout is None or layout.peer != frame.source or not layout.admits(size):
-            return False
-        if running.deployment.fingerprints.get(frame.source) != peer:
+        if running is None or running.program.epoch != frame.epoch or not running.program.admits(frame, size, peer):
             return False
         return (frame.message in running.program.whole and self._memory(running.client, size)) or True
 
@@ -216,15 +207,9 @@ class HostExecutor:
         return empty
 
     def _advance(self, request: int, running: _Running) -> RequestDone | RequestBroke | None:
-        deployment, program, schedule = running.deployment, running.program, running.program.schedule
-
-        def send(step: LocalSend, arrays: Mapping[int, Array]) -> None:
-            header = Frame(Kind.DATA, schedule.device, running.epoch, request, step.message).to_bytes()
-            parts = program.slices.sent(step, arrays)
-            self._plane.send(deployment.addresses[step.destination], header, *pack(program.sent[step.message], parts))
-
+        program, schedule = running.program, running.program.schedule
         try:
-            if not running.execution.advance(_no_kernel, send):
+            if not running.execution.advance(_no_kernel, partial(program.send, self._plane, request)):
                 return None
             results = running.execution.results()
         except (BbgrapError, ValueError, KeyError, IndexError, TypeError, MemoryError) as error:
@@ -234,16 +219,16 @@ class HostExecutor:
         record = None
         if isinstance(running.execution, RecordedExecution):
             record = running.execution.record(labels_of(schedule))
-            for device in deployment.addresses:
-                self._show_clock(deployment, running.epoch, request, 0, device)
+            for device in program.peers:
+                self._show_clock(program, request, 0, device)
         names = [schedule.buffers[b].name for b in schedule.results]
         headers = tuple(TensorHeader(name, DType.of(array.dtype), array.shape) for name, array in zip(names, results, strict=True))
         return RequestDone(request, headers, tuple(encode_array(array) for array in results), record)
 
-    def _show_clock(self, deployment: _Deployment, epoch: int, request: int, number: int, device: int) -> None:
+    def _show_clock(self, program: LocalProgram, request: int, number: int, device: int) -> None:
         """Tell a device of a deployment what the clock of records shows now."""
-        header = Frame(Kind.CLOCK, deployment.first.schedule.device, epoch, request, number).to_bytes()
-        self._plane.send(deployment.addresses[device], header, pack_number(time.perf_counter_ns()))
+        header = Frame(Kind.CLOCK, program.schedule.device, program.epoch, request, number).to_bytes()
+        self._plane.send(program.peers[device].address, header, pack_number(time.perf_counter_ns()))
 
 
 def _whole(schedule: Schedule) -> frozenset[int]:

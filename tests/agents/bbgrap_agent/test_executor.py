@@ -57,8 +57,8 @@ class Bench:
             return kernel(inputs)
 
         self.schedule, self.segment = schedule, segment
-        self.addresses = (self.plane.address, self.peer.address, self.host.address)
-        self.executor.install(Deployment(7, schedule, (segment,), ("first",), self.addresses, SlicePlan(schedule)))
+        self.peers = {n: Peer(n, "", plane.address) for n, plane in enumerate((self.plane, self.peer, self.host))}
+        self.executor.install(Deployment(7, schedule, SlicePlan(schedule), self.peers, (segment,), ("first",)))
 
     def send(self, sender, source, request, message, value, epoch=7):
         sender.send(
@@ -320,10 +320,9 @@ class LockedBench(Bench):
     def __init__(self):
         super().__init__()
         self.executor.remove(7)
-        deployment = Deployment(
-            8, self.schedule, (self.segment,), ("first",), self.addresses, SlicePlan(self.schedule), ("mine", "peer's", "host's")
-        )
-        self.executor.install(deployment)
+        prints = ("mine", "peer's", "host's")
+        peers = {device: replace(peer, fingerprint=prints[device]) for device, peer in self.peers.items()}
+        self.executor.install(Deployment(8, self.schedule, SlicePlan(self.schedule), peers, (self.segment,), ("first",)))
 
     def come(self, peer, kind, source, message=0, content=b"", request=1):
         self.executor.accept(Arrival(Frame(kind, source, 8, request, message).to_bytes(), content, "somewhere", peer))

@@ -9,7 +9,7 @@ from bbgrap_agent.sequence_states import SequenceStates
 from bbgrap.errors import RemoteProtocolError
 from bbgrap.graph.types import DType
 from bbgrap.protocol.data import Frame, Kind, SequenceStart, pack_number, unpack_number
-from bbgrap.protocol.messages import RequestFailed
+from bbgrap.protocol.messages import Peer, RequestFailed
 from bbgrap.runtime.execution import SlicePlan
 from bbgrap.runtime.schedule import BufferSpec, LocalPart, LocalReceive, LocalRun, LocalSend, Schedule
 from tests.inproc import InprocNetwork
@@ -100,9 +100,9 @@ class Bench:
             steps = (LocalReceive(message, HOST, (0,)), LocalRun(int(feeds), (0, 2) if feeds else (0,), (1,)))
             send = LocalSend(message + 1, HOST, (LocalPart(1, None),))
             schedule = Schedule(0, HOST, (ROW, ROW, ROW), (*steps, send), (2,) if feeds else (), (1,))
-            addresses = (self.plane.address, self.host.address)
+            peers = {n: Peer(n, "", plane.address) for n, plane in enumerate((self.plane, self.host))}
             segments = (lambda inputs: [inputs[0] + 0], lambda inputs: [inputs[0] + inputs[1]])
-            return schedule, segments, ("first", "further"), addresses, SlicePlan(schedule)
+            return schedule, SlicePlan(schedule), peers, segments, ("first", "further")
 
         self.executor.install(Deployment(7, *program(1, feeds=False), further=Deployment(7, *program(3, feeds=True))))
 
