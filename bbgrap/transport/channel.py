@@ -27,8 +27,15 @@ import numpy as np
 from bbgrap.errors import RemoteProtocolError
 from bbgrap.protocol.messages import BytesLike
 from bbgrap.transport.block_allocator import BlockAllocator
-from bbgrap.transport.shared_memory import HALF_BYTES, WELCOME, accept_memory, offer_memory
+from bbgrap.transport.shared_memory import TOKEN_BYTES, is_invitation, map_sealed, offer_memory, receive_memory
 
+HALF_BYTES = 128 << 20
+"""What one side may have on its way. Chosen: a reader of text answers 58 MB for six lines, while its user may still have the last answer.
+
+Memory is taken only as it is used.
+"""
+WELCOME = b"welcome"
+"""What the coordinator answers when it has the memory."""
 SMALL_BYTES = 16 << 10
 """Frames below this travel in the packet. Chosen: two copies of so little cost less than keeping account of a block."""
 KEPT_BYTES = HALF_BYTES // 2
@@ -246,12 +253,19 @@ if hasattr(os, "register_at_fork"):
 
 def open_channel(invitation: str) -> Channel | None:
     """Offer memory to the coordinator that invites, if it is on this machine; None if it is not, or not of this user."""
-    name, _, word = invitation.partition(" ")
-    try:
-        offered = offer_memory(name, bytes.fromhex(word))
-    except ValueError:
+    if not is_invitation(invitation):
         return None
-    return None if offered is None else Channel(*offered, client=True)
+    try:
+        connection, descriptor = offer_memory(invitation, "bbgrap-channel", 2 * HALF_BYTES, 0.0)
+    except OSError:  # another machine or container, no memory: everything works without
+        return None
+    try:
+        return Channel(connection, map_sealed(descriptor, 2 * HALF_BYTES), client=True)
+    except (OSError, ValueError):
+        connection.close()
+        return None
+    finally:
+        os.close(descriptor)
 
 
 def accept_channel(connection: socket.socket, is_invited: Callable[[bytes], bool]) -> tuple[bytes, Channel]:
@@ -261,5 +275,23 @@ def accept_channel(connection: socket.socket, is_invited: Callable[[bytes], bool
         RemoteProtocolError: if it is nothing that can be used safely.
         BlockingIOError: if nothing is there.
     """
-    word, memory = accept_memory(connection, is_invited)
+    expected = f"shared memory: expected a token of {TOKEN_BYTES} bytes and one file of {2 * HALF_BYTES} sealed bytes"
+    try:
+        offered = receive_memory(connection)
+    except BlockingIOError:
+        raise
+    except OSError as error:
+        raise RemoteProtocolError(f"shared memory: {error.strerror}") from error
+    if offered is None:
+        raise RemoteProtocolError(f"{expected}, got something else")
+    word, descriptor = offered
+    try:
+        if not is_invited(word):
+            raise RemoteProtocolError("shared memory: it was offered by somebody who was not invited")
+        memory = map_sealed(descriptor, 2 * HALF_BYTES)
+        connection.send(WELCOME)
+    except (OSError, ValueError) as error:
+        raise RemoteProtocolError(f"{expected}, {error}") from error
+    finally:
+        os.close(descriptor)
     return word, Channel(connection, memory, client=False)

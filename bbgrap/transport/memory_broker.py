@@ -13,22 +13,19 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 import secrets
 import selectors
 import socket
-import sys
 import threading
 import time
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 
 from bbgrap.transport.payload_memory import MEMORY_BYTES
-from bbgrap.transport.shared_memory import TOKEN_BYTES, connect_local, is_same_user, listen, make_sealed
+from bbgrap.transport.shared_memory import TOKEN_BYTES, is_invitation, is_same_user, listen, offer_memory, receive_memory
 
 MADE, OFFERED = b"m", b"o"
 """What a device is told with a memory: it was made for its payloads, or for those of somebody else."""
-_INVITATION = re.compile(rf"bbgrap-[0-9a-f]{{32}} [0-9a-f]{{{2 * TOKEN_BYTES}}}")
 _PATIENCE_S = 0.5
 _PAUSE_S = 0.01
 """After everything that is asked: neither a device nor another process of this user makes a broker work all the time."""
@@ -62,24 +59,11 @@ class MemoryClient:
         Raises:
             ConnectionError: if the broker has ended.
         """
-        if sys.platform == "win32":
-            return None
         try:
-            told, descriptors, _, _ = socket.recv_fds(self.socket, 1 + TOKEN_BYTES, 1)
+            came = receive_memory(self.socket, 1 + TOKEN_BYTES)
         except BlockingIOError:
             return None
-        if not told:
-            raise ConnectionResetError("the memory broker has ended")
-        if len(told) == 1 + TOKEN_BYTES and len(descriptors) == 1:
-            return told[:1], told[1:].hex(), descriptors[0]
-        for descriptor in descriptors:
-            os.close(descriptor)
-        return None
-
-
-def is_invitation(text: str) -> bool:
-    """Whether a text is a name of a broker with a word."""
-    return _INVITATION.fullmatch(text) is not None
+        return None if came is None else (came[0][:1], came[0][1:].hex(), came[1])
 
 
 def start_broker() -> MemoryClient | None:
@@ -129,36 +113,31 @@ def _serve(device: socket.socket, listener: socket.socket, selector: selectors.B
 def _offer(asked: bytes, device: socket.socket) -> None:
     """Make memory, and give it to the broker of an invitation and to the device that asks."""
     text = asked.decode("ascii", "replace")
-    if sys.platform != "linux" or not is_invitation(text):
+    if not is_invitation(text):
         return
-    name, _, word = text.partition(" ")
-    with ExitStack() as stack:
-        try:
-            other = stack.enter_context(connect_local(name, _PATIENCE_S))
-            memory = make_sealed("bbgrap-payloads", MEMORY_BYTES)
-            stack.callback(os.close, memory)
-            socket.send_fds(other, [bytes.fromhex(word)], [memory])
-            socket.send_fds(device, [MADE + bytes.fromhex(word)], [memory])
-        except OSError as error:
-            _log.info("payloads go over the network also to a device on this machine: %s", error)
+    try:
+        other, memory = offer_memory(text, "bbgrap-payloads", MEMORY_BYTES, _PATIENCE_S)
+        other.close()
+        _give(device, MADE, bytes.fromhex(text.partition(" ")[2]), memory)
+    except OSError as error:
+        _log.info("payloads go over the network also to a device on this machine: %s", error)
 
 
 def _pass_on(listener: socket.socket, device: socket.socket) -> None:
     """Take in what another broker offers; strangers are hung up on."""
-    if sys.platform != "linux":
-        return
-    descriptors: list[int] = []
     try:
         connection, _ = listener.accept()
         with connection:
             connection.settimeout(_PATIENCE_S)
-            if not is_same_user(connection):
-                return
-            word, descriptors, _, _ = socket.recv_fds(connection, TOKEN_BYTES + 1, 2)
-            if len(word) == TOKEN_BYTES and len(descriptors) == 1:
-                socket.send_fds(device, [OFFERED + word], descriptors)
+            if is_same_user(connection) and (came := receive_memory(connection)) is not None:
+                _give(device, OFFERED, *came)
     except OSError:
         pass  # who offered has gone, or the device takes no more: payloads travel with their messages then
+
+
+def _give(device: socket.socket, kind: bytes, word: bytes, memory: int) -> None:
+    """Pass memory on to the device, which this process does not need then."""
+    try:
+        socket.send_fds(device, [kind + word], [memory])
     finally:
-        for descriptor in descriptors:
-            os.close(descriptor)
+        os.close(memory)

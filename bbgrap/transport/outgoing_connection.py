@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 from bbgrap.protocol.messages import BytesLike
 from bbgrap.transport.dead_peers import DeadPeerCheck
 from bbgrap.transport.framing import GREETING, frame_head, is_laid
-from bbgrap.transport.memory_broker import is_invitation
 from bbgrap.transport.payload_memory import LEAST_BYTES, PayloadWriter
+from bbgrap.transport.shared_memory import is_invitation
 from bbgrap.transport.tls import HANDSHAKE_S, peer_of, reason_of
 
 _MOST_PIECES = 512

@@ -10,25 +10,18 @@ Only Linux has all of it; elsewhere there is none of it, and connections work wi
 from __future__ import annotations
 
 import contextlib
+import errno
 import mmap
 import os
+import re
 import secrets
 import socket
 import struct
 import sys
-from collections.abc import Callable
 
-from bbgrap.errors import RemoteProtocolError
-
-HALF_BYTES = 128 << 20
-"""What one side may have on its way. Chosen: a reader of text answers 58 MB for six lines, while its user may still have the last answer.
-
-Memory is taken only as it is used.
-"""
 TOKEN_BYTES = 16
-"""What comes with a memory: the word that its client was invited with, over its own connection."""
-WELCOME = b"welcome"
-"""What the coordinator answers when it has the memory."""
+"""Of the word that comes with a memory: whoever offers it was invited with that, over another connection."""
+_INVITATION = re.compile(rf"bbgrap-[0-9a-f]{{32}} [0-9a-f]{{{2 * TOKEN_BYTES}}}")
 
 
 def is_possible() -> bool:
@@ -106,73 +99,52 @@ def map_sealed(descriptor: int, nbytes: int) -> mmap.mmap:
     return mmap.mmap(descriptor, nbytes)
 
 
-def connect_local(name: str, patience_s: float) -> socket.socket:
-    """Connect to who listens at a name on this machine; later calls of the socket wait so long, 0: not at all.
+def is_invitation(text: str) -> bool:
+    """Whether a text is a name that somebody listens at, with a word that only who is invited knows."""
+    return _INVITATION.fullmatch(text) is not None
+
+
+def offer_memory(invitation: str, label: str, nbytes: int, patience_s: float) -> tuple[socket.socket, int]:
+    """Make memory and offer it at an invitation; return the connection, and the memory's descriptor.
+
+    Calls of the socket wait so long, 0: not at all.
 
     Raises:
-        OSError: if nobody does, or a process of another user.
+        OSError: if nobody listens there, or a process of another user, or this system cannot share memory.
     """
-    if sys.platform != "linux":
-        raise OSError("shared memory: only Linux has it")
-    connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    try:
+    if sys.platform != "linux" or not is_possible():
+        raise OSError("shared memory: this system has none")
+    name, _, word = invitation.partition(" ")
+    with contextlib.ExitStack() as undo:
+        connection = undo.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
         connection.settimeout(patience_s)
         connection.connect(f"\0{name}".encode())
         if not is_same_user(connection):
             raise PermissionError("the process there belongs to another user")
-    except OSError:
-        connection.close()
-        raise
-    return connection
+        memory = make_sealed(label, nbytes)
+        undo.callback(os.close, memory)
+        socket.send_fds(connection, [bytes.fromhex(word)], [memory])
+        undo.pop_all()
+    return connection, memory
 
 
-def offer_memory(name: str, token: bytes) -> tuple[socket.socket, mmap.mmap] | None:
-    """Make memory and offer it to who listens at a name on this machine; None if nobody does, or not of this user."""
-    if sys.platform != "linux" or not name or not is_possible():
-        return None
-    with contextlib.ExitStack() as stack:
-        try:
-            connection = stack.enter_context(connect_local(name, 0.0))
-            descriptor = make_sealed("bbgrap-channel", 2 * HALF_BYTES)
-            stack.callback(os.close, descriptor)
-            memory = mmap.mmap(descriptor, 2 * HALF_BYTES)
-            socket.send_fds(connection, [token], [descriptor])
-        except (OSError, ValueError):  # another machine or container, no memory: everything works without
-            return None
-        stack.pop_all().pop_all()
-        os.close(descriptor)
-        return connection, memory
-
-
-def accept_memory(connection: socket.socket, is_known: Callable[[bytes], bool]) -> tuple[bytes, mmap.mmap]:
-    """Take what is offered first over a connection; return its token, which must be known, and the memory.
+def receive_memory(connection: socket.socket, word_bytes: int = TOKEN_BYTES) -> tuple[bytes, int] | None:
+    """Take a word of so many bytes and the memory that comes with it, by its descriptor; None if something else has come.
 
     Raises:
-        RemoteProtocolError: if it is nothing that can be used safely.
         BlockingIOError: if nothing is there.
+        OSError: if the connection has ended.
     """
-    if sys.platform != "linux":
-        raise RemoteProtocolError("shared memory: only Linux has it")
-    try:
-        token, descriptors, _, _ = socket.recv_fds(connection, TOKEN_BYTES + 1, 2)
-    except BlockingIOError:
-        raise
-    except OSError as error:
-        raise RemoteProtocolError(f"shared memory: {error.strerror}") from error
-    expected = f"shared memory: expected a token of {TOKEN_BYTES} bytes and one file of {2 * HALF_BYTES} sealed bytes"
-    try:
-        if len(token) != TOKEN_BYTES or len(descriptors) != 1:
-            raise RemoteProtocolError(f"{expected}, got {len(token)} bytes and {len(descriptors)} files")
-        if not is_known(token):
-            raise RemoteProtocolError("shared memory: it was offered by somebody who was not invited")
-        memory = map_sealed(descriptors[0], 2 * HALF_BYTES)
-        connection.send(WELCOME)
-    except (OSError, ValueError) as error:
-        raise RemoteProtocolError(f"{expected}, {error}") from error
-    finally:
-        for descriptor in descriptors:
-            os.close(descriptor)
-    return token, memory
+    if sys.platform == "win32":
+        raise OSError("shared memory: Windows has none")
+    word, descriptors, _, _ = socket.recv_fds(connection, word_bytes + 1, 2)
+    if len(word) == word_bytes and len(descriptors) == 1:
+        return word, descriptors[0]
+    for descriptor in descriptors:
+        os.close(descriptor)
+    if not word:
+        raise ConnectionResetError(errno.ECONNRESET, os.strerror(errno.ECONNRESET))
+    return None
 
 
 def is_same_user(connection: socket.socket) -> bool:

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from bbgrap.errors import RemoteProtocolError
 from bbgrap.transport import shared_memory as module
-from bbgrap.transport.channel import KEPT_BYTES, SMALL_BYTES, accept_channel, open_channel
-from bbgrap.transport.shared_memory import HALF_BYTES, TOKEN_BYTES, is_possible, listen
+from bbgrap.transport.channel import HALF_BYTES, KEPT_BYTES, SMALL_BYTES, accept_channel, open_channel
+from bbgrap.transport.shared_memory import TOKEN_BYTES, is_possible, listen
 from tests.examples import examples
 
 pytestmark = pytest.mark.skipif(not is_possible(), reason="this system has no sealed memory")
@@ -292,7 +292,8 @@ def test_a_client_cannot_take_its_memory_back():
 
 
 def test_nobody_there_and_nothing_possible():
-    for invitation in ("", f"bbgrap-nobody {ME.hex()}", f"{'x' * 1000} {ME.hex()}", "bbgrap-nobody zz"):
+    nobody = f"bbgrap-{'0' * 32}"
+    for invitation in ("", f"{nobody} {ME.hex()}", f"bbgrap-nobody {ME.hex()}", f"{'x' * 1000} {ME.hex()}", f"{nobody} zz"):
         assert open_channel(invitation) is None
 
 

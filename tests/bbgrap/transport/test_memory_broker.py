@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from bbgrap.transport import memory_broker, outbox, shared_memory
-from bbgrap.transport.memory_broker import MADE, OFFERED, is_invitation, start_broker
+from bbgrap.transport.memory_broker import MADE, OFFERED, start_broker
 from bbgrap.transport.outgoing_connection import OutgoingConnection
 from bbgrap.transport.payload_memory import LEAST_BYTES, MEMORY_BYTES, PayloadReader, PayloadWriter
-from bbgrap.transport.shared_memory import TOKEN_BYTES, is_possible, map_sealed
+from bbgrap.transport.shared_memory import TOKEN_BYTES, is_invitation, is_possible, map_sealed
 from tests.bbgrap.transport.check_transport import check_transport, receive
 from tests.bbgrap.transport.locked import LockedCluster, share_memory
 from tests.waiting import until
