@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import ctypes
 import hashlib
 import logging
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -14,7 +12,7 @@ import numpy as np
 from bbgrap.compiler.artifacts import SegmentModel
 from bbgrap.engine.layout import SegmentCompiler
 from bbgrap.engine.session_call import caller, ending_after
-from bbgrap.engine.sessions import make_session
+from bbgrap.engine.sessions import give_back_freed, make_session
 from bbgrap.errors import BbgrapError, ModelError
 from bbgrap.graph.onnx_layout import Boundary
 from bbgrap.graph.types import Array
@@ -75,7 +73,7 @@ def load(
         for program in (loaded, further):
             if program is not None:
                 _warm_up(program, names, shared)
-    _give_back_memory()
+    give_back_freed()
     peers = {peer.device: peer for peer in reachable(deploy.peers, coordinator_host)}
 
     def deployment(program: CompiledDeployment, further: Deployment | None = None, reading: Deployment | None = None) -> Deployment:
@@ -101,14 +99,8 @@ class _Freed:
         self._bytes += model.weight_bytes
         if self._bytes >= _GIVE_BACK_BYTES:
             self._bytes = 0
-            _give_back_memory()
+            give_back_freed()
         return made
-
-
-def _give_back_memory() -> None:
-    """Give the system what loading has freed: glibc keeps it, as much again as the weights (measured: 490 MB of AlexNet's 1,070)."""
-    if sys.platform == "linux" and (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)) is not None:
-        trim(0)
 
 
 def reachable(peers: Sequence[Peer], coordinator_host: str) -> tuple[Peer, ...]:
