@@ -15,7 +15,7 @@ from bbgrap.graph.types import Array, Attribute, DType, Graph
 from bbgrap.zoo.builder import Builder
 
 _DOMAIN = "com.microsoft"
-_MAPS = ((64, 56, 56), (64, 28, 56), (128, 28, 28), (128, 14, 28), (256, 14, 14), (256, 7, 14), (512, 7, 7), (512, 4, 7))
+MAPS = ((64, 56, 56), (64, 28, 56), (128, 28, 28), (128, 14, 28), (256, 14, 14), (256, 7, 14), (512, 7, 7), (512, 4, 7))
 """Channels, rows and columns of maps: those of common image networks, whole and half of the rows."""
 
 _MATRICES = ((128, 768, 3072), (64, 768, 768), (197, 768, 768), (1, 2048, 1000), (16, 256, 1024), (8, 1024, 1024), (1, 768, 3072))
@@ -27,7 +27,7 @@ _SPREAD = 70.0
 
 def byte_networks(entry: str) -> Iterator[Callable[[], Graph]]:
     """Yield what makes the networks; the node named `entry` reads what was in no cache."""
-    for channels, rows, columns in _MAPS:
+    for channels, rows, columns in MAPS:
         yield partial(_maps, channels, rows, columns, entry)
     for rows, depth, columns in _MATRICES:
         yield partial(_products, rows, depth, columns, entry)

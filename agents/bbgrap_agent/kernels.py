@@ -30,11 +30,8 @@ from bbgrap.tdl.work import is_fused, work_of
 from bbgrap.work import KINDS, Work
 from bbgrap.zoo.builder import Builder
 from bbgrap.zoo.forests import TARGETS, complete_trees
-from bbgrap_agent.byte_networks import byte_networks
+from bbgrap_agent.byte_networks import MAPS, byte_networks
 from bbgrap_agent.speed_fitting import Check, Sample, typical
-
-_MAPS = ((64, 56, 56), (64, 28, 56), (128, 28, 28), (128, 14, 28), (256, 14, 14), (256, 7, 14), (512, 7, 7), (512, 4, 7))
-"""Channels, rows and columns of maps: those of common image networks, whole and half of the rows."""
 
 _IMAGES = ((224, 224), (112, 224))
 _TOKENS = ((16, 256), (64, 384), (128, 768), (64, 768), (197, 768))
@@ -86,7 +83,7 @@ def kernel_samples(threads: int, budget_s: float, check: Check) -> dict[str, lis
 
 def networks() -> Iterator[Callable[[], Graph]]:
     """Yield what makes the networks whose kernels are timed."""
-    for channels, rows, columns in _MAPS:
+    for channels, rows, columns in MAPS:
         yield partial(_maps, channels, rows, columns)
     for rows, columns in _IMAGES:
         yield partial(_image, rows, columns)
