@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+ALL_ADDRESSES = frozenset({"*", "0.0.0.0", "[::]"})  # noqa: S104 - compared, not bound
+"""Hosts that stand for every address of this machine, where something listens."""
+
 
 def split_address(address: str) -> tuple[str, str]:
     """Return host and port; the scheme may be left out. Without a colon the host is empty."""

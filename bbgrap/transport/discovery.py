@@ -18,7 +18,7 @@ from typing import Any
 import zmq
 
 from bbgrap.errors import AccessError, ClusterUnavailableError, UsageError
-from bbgrap.protocol.addresses import split_address
+from bbgrap.protocol.addresses import ALL_ADDRESSES, split_address
 from bbgrap.transport.control_sockets import read_monitor
 from bbgrap.transport.locks import ClientLock
 
@@ -29,7 +29,6 @@ WITHIN_S = 5.0
 """How long is looked. Chosen: announcements are answered within a second, on wireless networks at the second question."""
 MOST = 64
 """Addresses that are tried; strangers may announce as many as they like."""
-_ANY = ("0.0.0.0", "*", "[::]", "")  # noqa: S104 - compared, not bound
 _TICK_MS = 50
 
 
@@ -51,7 +50,7 @@ def announce(address: str, advertise: str = "") -> Iterator[None]:
     zeroconf = _zeroconf()
     host, port = split_address(address)
     try:
-        bound = [] if host in _ANY else [socket.gethostbyname(host)]
+        bound = [] if host in ALL_ADDRESSES else [socket.gethostbyname(host)]
         reached = [socket.gethostbyname(advertise)] if advertise else bound or zeroconf.get_all_addresses()
         # On a network that it does not listen on, nobody needs to hear of it.
         own = zeroconf.Zeroconf(interfaces=bound or zeroconf.InterfaceChoice.All, ip_version=zeroconf.IPVersion.V4Only)

@@ -16,10 +16,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from bbgrap.protocol.addresses import split_address
+from bbgrap.protocol.addresses import ALL_ADDRESSES, split_address
 from bbgrap.user_folders import write_private
-
-_ANY = ("0.0.0.0", "*", "[::]")  # noqa: S104 - compared, not bound
 
 _MAX_PATH = 4096
 """Characters of the path in a note. Linux takes no longer one."""
@@ -46,7 +44,7 @@ def _is_own(path: Path, kind: Callable[[int], bool]) -> bool:
 
 def _name(address: str) -> str:
     host, port = split_address(address)
-    return f"{'any' if host in _ANY else host.strip('[]')}_{port}".replace("/", "_")
+    return f"{'any' if host in ALL_ADDRESSES else host.strip('[]')}_{port}".replace("/", "_")
 
 
 def note_token(address: str, token_file: Path) -> Path:

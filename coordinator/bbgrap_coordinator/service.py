@@ -21,7 +21,7 @@ from bbgrap.doctor.local_checks import is_loopback
 from bbgrap.doctor.local_facts import look_up
 from bbgrap.errors import BbgrapError, UsageError
 from bbgrap.own_process import stop_signals
-from bbgrap.protocol.addresses import host_of
+from bbgrap.protocol.addresses import ALL_ADDRESSES, host_of
 from bbgrap.protocol.version import VERSION
 from bbgrap.transport.control_server import ControlServer
 from bbgrap.transport.control_sockets import check_address
@@ -134,8 +134,7 @@ def serve(
 def _data_plane(host: str, port: int, last_port: int, advertise: str, identity: TlsIdentity | None = None) -> TcpDataPlane:
     """Listen for data, on the port of the last time unless another is wanted: agents that kept their deployments send to it."""
     # Listening everywhere, no single address is right for all: agents put in the one they joined by.
-    everywhere = host in {"*", "0.0.0.0", "[::]"}  # noqa: S104 - compared, not bound
-    known = advertise or ("*" if everywhere else host)
+    known = advertise or ("*" if host in ALL_ADDRESSES else host)
     memories = None if identity is None else start_broker()
     if last_port and not port:
         try:
