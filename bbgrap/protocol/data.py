@@ -8,7 +8,6 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable
 from enum import IntEnum
 from typing import NamedTuple
 
@@ -74,17 +73,6 @@ class Frame(NamedTuple):
 
 _KINDS = tuple(Kind)
 _NUMBER = struct.Struct("<Q")
-
-
-class Headers:
-    """The headers of the tensors that one device sends for one deployment, but for the number of the request, which comes last."""
-
-    def __init__(self, source: int, epoch: int, messages: Iterable[int]) -> None:
-        self._starts = {m: Frame(Kind.DATA, source, epoch, 0, m).to_bytes()[: -_NUMBER.size] for m in messages}
-
-    def of(self, message: int, request: int) -> bytes:
-        """Return what `Frame.to_bytes` does."""
-        return self._starts[message] + _NUMBER.pack(request)
 
 
 _START = struct.Struct("<QQB")

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from bbgrap.errors import RemoteProtocolError
 from bbgrap.graph.types import Array
-from bbgrap.protocol.data import Frame, Headers
+from bbgrap.protocol.data import Frame, Kind
 from bbgrap.protocol.message_layout import MessageLayout, layouts_received, layouts_sent, pack, unpack
 from bbgrap.protocol.messages import Peer
 from bbgrap.runtime.execution import SlicePlan
@@ -28,13 +28,11 @@ class LocalProgram:
     peers: Mapping[int, Peer]
     received: Mapping[int, MessageLayout] = field(init=False)
     sent: Mapping[int, MessageLayout] = field(init=False)
-    headers: Headers = field(init=False)
 
     def __post_init__(self) -> None:
         """Look up once what every message is."""
         object.__setattr__(self, "received", layouts_received(self.schedule))
         object.__setattr__(self, "sent", layouts_sent(self.schedule))
-        object.__setattr__(self, "headers", Headers(self.schedule.device, self.epoch, self.sent))
 
     def is_from(self, device: int, fingerprint: str) -> bool:
         """Whether a device is the peer with this fingerprint: what a message says of its source is worth nothing by itself."""
@@ -74,4 +72,5 @@ class LocalProgram:
             ModelError: if an array is not what the schedule says.
         """
         payload = pack(self.sent[step.message], self.slices.sent(step, arrays))
-        plane.send(self.peers[step.destination].address, self.headers.of(step.message, request), *payload)
+        header = Frame(Kind.DATA, self.schedule.device, self.epoch, request, step.message).to_bytes()
+        plane.send(self.peers[step.destination].address, header, *payload)

@@ -9,7 +9,7 @@ from hypothesis.extra import numpy as hnp
 from bbgrap.errors import ModelError, RemoteProtocolError
 from bbgrap.graph.types import DType, TensorType
 from bbgrap.program.encodings import carried
-from bbgrap.protocol.data import Frame, Headers, Kind
+from bbgrap.protocol.data import Frame, Kind
 from bbgrap.protocol.message_layout import MessageLayout, layouts_received, layouts_sent, pack, unpack
 from bbgrap.protocol.tensors import decode_array, encode_array
 from bbgrap.runtime.schedule import BufferSpec, LocalPart, LocalReceive, LocalSend, Schedule
@@ -139,13 +139,6 @@ def test_arbitrary_header(header):
 def test_header_round_trip(frame):
     assert Frame.parse(frame.to_bytes()) == frame
     assert len(frame.to_bytes()) == 32
-
-
-@given(st.integers(0, 2**16 - 1), st.integers(0, 2**64 - 1), st.integers(0, 2**32 - 1), st.integers(0, 2**64 - 1))
-def test_prepared_headers_are_those_of_frames(source, epoch, message, request):
-    headers = Headers(source, epoch, [message, 7])
-    for number in (message, 7):
-        assert headers.of(number, request) == Frame(Kind.DATA, source, epoch, request, number).to_bytes()
 
 
 def test_a_single_dense_part_is_not_copied():
