@@ -6,57 +6,30 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from bbgrap_agent import compiling
-from bbgrap_agent.compiling import SegmentLoader, load_compiled, load_portable
+from bbgrap_agent.compiling import load_compiled, load_portable
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bbgrap.cluster import Cluster
 from bbgrap.cluster.types import LOCAL, Network
-from bbgrap.compiler.artifacts import Artifacts, DeviceArtifacts
 from bbgrap.compiler.compile import compile_plan
 from bbgrap.compiler.export import export
-from bbgrap.compiler.simulate import simulate
-from bbgrap.engine.kernels import load_segment
 from bbgrap.engine.layout import block_size
 from bbgrap.engine.prepare import plan_graph
 from bbgrap.planners.bbgrap import all_descriptions
 from bbgrap.planners.options import PlanOptions
 from bbgrap.runtime.blocked import BlockedSlicePlan
 from bbgrap.runtime.execution import SlicePlan
-from bbgrap.runtime.schedule import LocalJoin, check_schedule
+from bbgrap.runtime.schedule import LocalJoin
 from bbgrap.zoo import build
 from bbgrap.zoo.builder import Builder
+from tests.agents.segment_loading import loader_of, run
 from tests.examples import examples
 from tests.partition import assert_close
 from tests.random_models import networks, plans, random_feeds
 
 BLOCK = block_size() or 16
 needs_blocks = pytest.mark.skipif(block_size() is None, reason="onnxruntime does not block feature maps on this CPU")
-
-
-def caller(session, inputs, outputs):
-    return lambda arrays: session.run(list(outputs), dict(zip(inputs, arrays, strict=True)))
-
-
-def loader_of(artifacts):
-    def weights(model):
-        return {name: artifacts.weights[ref.digest] for name, ref in model.weights.items()}
-
-    def portable(model):
-        return caller(load_segment(model, artifacts.weights), model.inputs, model.outputs)
-
-    def compiled(compiler, boundary, model):
-        return caller(compiler.build(boundary, threads=1), compiler.front.inputs, model.outputs)
-
-    return SegmentLoader(weights, portable, compiled, portable)
-
-
-def run(artifacts, feeds, loaded):
-    devices = tuple(DeviceArtifacts(one.schedule, device.segments) for one, device in zip(loaded, artifacts.devices, strict=True))
-    for device in devices:
-        assert not check_schedule(device.schedule)
-    kernels = [lambda segment, inputs, one=one: one.segments[segment](inputs) for one in loaded]
-    return simulate(Artifacts(devices, artifacts.host, artifacts.weights), feeds, kernels, [one.slices for one in loaded])
 
 
 def assert_same_answers(graph, artifacts, tolerance=1e-5):

@@ -1,22 +1,22 @@
 """Compiled segments are compared with what was shipped at small sizes, and what answers wrongly is found there, too."""
 
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-from bbgrap_agent.compiling import SegmentLoader, load_compiled
+from bbgrap_agent.compiling import load_compiled
 from bbgrap_agent.segment_checks import SMALL, smaller
+from bbgrap_agent.shared_segments import SharedSegments
 from hypothesis import given
 from hypothesis import strategies as st
 
 from bbgrap.cluster import Cluster
 from bbgrap.compiler.compile import compile_plan
 from bbgrap.compiler.export import export
-from bbgrap.engine.kernels import load_segment
 from bbgrap.engine.layout import block_size
 from bbgrap.engine.load import load_graph
-from bbgrap.engine.session_call import caller
 from bbgrap.errors import ModelError
 from bbgrap.graph import Graph, Node, TensorType
 from bbgrap.graph.onnx_forms import shapes_at
@@ -27,6 +27,7 @@ from bbgrap.planners.bbgrap import all_descriptions
 from bbgrap.planners.options import PlanOptions
 from bbgrap.planners.registry import make_plan
 from bbgrap.zoo.builder import Builder
+from tests.agents.segment_loading import loader_of
 from tests.free_models import save_free
 
 BLOCK = block_size() or 16
@@ -60,10 +61,10 @@ def deployed(graph, spoil=lambda answers, inputs: answers):
         free = load_graph(save_free(graph, Path(folder) / "m.onnx"), {"input": (1, 3, SIDE, SIDE)})
     plan = make_plan(free, Cluster.even(2), PlanOptions(split="rows"))
     artifacts = export(compile_plan(plan, all_descriptions(free), instalments=False).optimized)
-    sides, compiled = [], []
+    sides, compiled, plain = [], [], loader_of(artifacts)
 
     def portable(model):
-        call = caller(load_segment(model, artifacts.weights), model.inputs, model.outputs)
+        call = plain.portable(model)
 
         def run(arrays):
             sides.append((b"MaxPool" in model.skeleton, max(array.shape[3] for array in arrays)))
@@ -72,7 +73,7 @@ def deployed(graph, spoil=lambda answers, inputs: answers):
         return run
 
     def compile_it(compiler, boundary, model):
-        call = caller(compiler.build(boundary, threads=1), compiler.front.inputs, model.outputs)
+        call = plain.compiled(compiler, boundary, model)
 
         def run(arrays):
             return spoil(call(arrays), arrays)
@@ -80,12 +81,10 @@ def deployed(graph, spoil=lambda answers, inputs: answers):
         compiled.append(run)
         return run
 
-    def weights(model):
-        return {name: artifacts.weights[ref.digest] for name, ref in model.weights.items()}
-
     kept = []
     for device in artifacts.devices:
-        kept += load_compiled(device.schedule, device.segments, SegmentLoader(weights, portable, compile_it, portable)).segments
+        loader = replace(plain, portable=portable, compiled=compile_it, reference=portable, shared=SharedSegments())
+        kept += load_compiled(device.schedule, device.segments, loader).segments
     return sides, [run for run in compiled if run in kept]
 
 

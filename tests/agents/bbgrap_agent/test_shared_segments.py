@@ -9,20 +9,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from bbgrap_agent.compiling import SegmentLoader, load_compiled, load_portable
+from bbgrap_agent.compiling import load_compiled, load_portable
 from bbgrap_agent.shared_segments import MAX_KNOWN, SharedSegments
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bbgrap.cluster import Cluster
-from bbgrap.compiler.artifacts import Artifacts, DeviceArtifacts
 from bbgrap.compiler.compile import compile_plan
 from bbgrap.compiler.export import export
-from bbgrap.compiler.simulate import simulate
-from bbgrap.engine.kernels import load_segment
 from bbgrap.engine.layout import block_size
 from bbgrap.engine.reload import ReloadedModel
-from bbgrap.engine.session_call import caller
 from bbgrap.errors import BbgrapError, PlanError
 from bbgrap.planners.bbgrap import all_descriptions
 from bbgrap.planners.options import PlanOptions
@@ -31,6 +27,7 @@ from bbgrap.planners.registry import make_plan
 from bbgrap.planners.scale import scaled
 from bbgrap.zoo import build
 from bbgrap.zoo.builder import Builder
+from tests.agents.segment_loading import loader_of, run
 from tests.examples import examples
 from tests.free_models import other_shapes, save_free
 from tests.partition import assert_close, plain_outputs
@@ -48,21 +45,17 @@ class Agents:
         self.made = Counter()
 
     def loader(self, artifacts, shared):
-        def weights(model):
-            return {name: artifacts.weights[ref.digest] for name, ref in model.weights.items()}
+        plain = loader_of(artifacts)
 
         def portable(model):
             self.made["portable"] += 1
-            return caller(load_segment(model, artifacts.weights), model.inputs, model.outputs)
+            return plain.portable(model)
 
         def compiled(compiler, boundary, model):
             self.made["compiled"] += 1
-            return caller(compiler.build(boundary, threads=1), compiler.front.inputs, model.outputs)
+            return plain.compiled(compiler, boundary, model)
 
-        def reference(model):
-            return caller(load_segment(model, artifacts.weights), model.inputs, model.outputs)
-
-        return SegmentLoader(weights, portable, compiled, reference, shared)
+        return replace(plain, portable=portable, compiled=compiled, shared=shared)
 
     def deploy(self, artifacts):
         devices = zip(artifacts.devices, self.shared, strict=False)
@@ -71,12 +64,6 @@ class Agents:
     @property
     def sessions(self):
         return sum(self.made.values())
-
-
-def run(artifacts, feeds, loaded):
-    devices = tuple(DeviceArtifacts(one.schedule, device.segments) for one, device in zip(loaded, artifacts.devices, strict=True))
-    kernels = [lambda segment, inputs, one=one: one.segments[segment](inputs) for one in loaded]
-    return simulate(Artifacts(devices, artifacts.host, artifacts.weights), feeds, kernels, [one.slices for one in loaded])
 
 
 def assert_right(graph, artifacts, loaded, seed=0):
