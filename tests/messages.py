@@ -43,7 +43,7 @@ RECORD = Record(
 )
 PEERS = (m.Peer(0, "a", "tcp://a:1", "ab" * 32), m.Peer(1, "b", "tcp://b:1"), m.Peer(2, "host", "tcp://h:1"))
 
-FACTS = i.MachineFacts("0.1.0", "3.11.7", 1e9, 4, 2, 1.5, 0.1, 0.0, 0.5, 0.25, 1 << 33, 1 << 32, "/cache", 1 << 36, "eth0", 1e9)
+FACTS = i.MachineFacts("0.1.0", "3.11.7", 1e9, 4, 2, 1.5, 0.1, 0.0, 0.5, 0.25, 1 << 33, 1 << 32, "/cache", 1 << 36, 1e9)
 
 AGENT: list[Any] = [
     m.Join("a", "0.1.0", "1.31.1", 26, 2, 4, 10, "tcp://a:1", PROFILE),
@@ -120,7 +120,7 @@ CLUSTER = s.Status(
     (s.ClusterEvent(1, 1e9, "joined", "a joined", "a"),),
 )
 ANSWERS: list[Any] = [
-    client.Greeting(1, "0.1.0", 2),
+    client.Greeting(1, "0.1.0"),
     client.Nodes(1, (STATUS,)),
     client.ModelMissing(1, (DIGEST,)),
     client.ModelStored(1, 5, True),

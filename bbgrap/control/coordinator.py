@@ -322,7 +322,7 @@ class CoordinatorMachine:
     def _on_client(self, identity: RoutingId, message: ClientMessage, now: float) -> list[CoordinatorInstruction]:
         match message:
             case Hello():
-                return [ToClient(identity, Greeting(message.call, self.settings.version, len(self.members.by_name)))]
+                return [ToClient(identity, Greeting(message.call, self.settings.version))]
             case OfferModel():
                 return self.uploads.offer(identity, message)
             case ModelChunk():

@@ -180,7 +180,6 @@ class Greeting:
 
     call: int
     version: Name
-    agents: int
     channel: Name = ""
 
 

@@ -19,8 +19,8 @@ class MachineFacts:
 
     `clock_s` are seconds since 1970, `usable_cores` those it is bound to, `quota_cores` what its control groups leave it. `throttled` is
     the part of their periods in which they stopped it, `stolen` the part of the time that a hypervisor took. `busy_cores` are in use by
-    anybody, `own_cores` by this process and its children. `folder` is where it keeps weights or plans; `card` has the address that
-    others reach it by.
+    anybody, `own_cores` by this process and its children. `folder` is where it keeps weights or plans; `card_bits_per_s` is
+    what the network card says that has the address others reach it by.
     """
 
     version: Name
@@ -37,7 +37,6 @@ class MachineFacts:
     free_memory_bytes: int
     folder: Name
     free_disk_bytes: int
-    card: Name
     card_bits_per_s: float
 
 

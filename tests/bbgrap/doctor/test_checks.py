@@ -13,7 +13,7 @@ from bbgrap.protocol.inspection import Inspection, MachineFacts, NodeFacts, Requ
 from bbgrap.protocol.status_messages import NodeStatus
 
 GIB = 1 << 30
-MACHINE = MachineFacts("1.0", "3.12.1", 1e9, 4, 4, 0.0, 0.0, 0.0, 1.0, 1.0, 16 * GIB, 8 * GIB, "/cache", 50 * GIB, "eth0", 1e9)
+MACHINE = MachineFacts("1.0", "3.12.1", 1e9, 4, 4, 0.0, 0.0, 0.0, 1.0, 1.0, 16 * GIB, 8 * GIB, "/cache", 50 * GIB, 1e9)
 WELL = LocalFacts(
     (3, 12),
     "1.0",
@@ -145,7 +145,7 @@ def test_a_fault_of_a_cluster_is_named(facts, finding):
 
 
 def test_a_slow_link_is_one_without_a_card_too():
-    silent = replace(MACHINE, card="", card_bits_per_s=0.0)
+    silent = replace(MACHINE, card_bits_per_s=0.0)
     nodes = tuple(replace(node, facts=silent) for node in INSPECTION.nodes)
     unknown = replace(with_links(90e6), inspection=replace(INSPECTION, coordinator=silent, nodes=nodes))
     assert found(unknown) == [("warning", "a and b", "link")]

@@ -61,7 +61,7 @@ class Coordinator(threading.Thread):
         """Note a message, and return what is answered at once."""
         match message:
             case Hello(call=call):
-                return [Greeting(call, "0", 1)]
+                return [Greeting(call, "0")]
             case ListNodes(call=call):
                 kept.append((who, call))
                 self.asked.release()
