@@ -19,7 +19,6 @@ from bbgrap.control.scaled_plans import answer_more_at_once
 from bbgrap.control.sequences import Sequences, fits
 from bbgrap.control.stalls import is_behind_another, is_stuck
 from bbgrap.control.standby import Standbys
-from bbgrap.control.synthetic_requests import SyntheticRequests
 
 LOADING_COSTS = 2.0
 """How many times as long a request takes on an agent that loads something: both want the same cores, and the load takes longer, too."""
@@ -33,7 +32,6 @@ class RequestAssigner:
     _loading: Loading
     _standbys: Standbys
     _sequences: Sequences
-    _synthetic: SyntheticRequests
     _open: Mapping[int, Request]
 
     def next(self, plan: ServedPlan) -> Iterator[Request]:
@@ -100,13 +98,13 @@ class RequestAssigner:
         if mine and not crowded and (len(request.lost) + request.broken < MAX_DEATHS or not has_copies):
             queue = plan.policy.choose([variant.queue for variant in mine], now)
             return next((variant for variant in mine if variant.queue is queue), None)
-        homes = {v.epoch: 0 if sequence is None else self._sequences.homes(v.epoch) for v in copies}
         free = [v for v in copies if v.queue.has_room]
         loading = self._loading.loading_agents if len(free) > 1 else frozenset[str]()
 
         def cost(copy: Variant) -> tuple[float, ...]:
             shares = not loading.isdisjoint(copy.parts)
-            return homes[copy.epoch], len(copy.queue.running), copy.usual_s * (LOADING_COSTS if shares else 1.0), shares, copy.epoch
+            homes = 0 if sequence is None else self._sequences.homes(copy.epoch)
+            return homes, len(copy.queue.running), copy.usual_s * (LOADING_COSTS if shares else 1.0), shares, copy.epoch
 
         return min(free, key=cost, default=None)
 
@@ -114,10 +112,7 @@ class RequestAssigner:
         """Return the copy of a standby that runs its first request or is being proved; None if it has answered, or nothing runs."""
         if standby is None or standby.is_proven:
             return None
-        proved = self._synthetic.proves(standby)
-        if proved is not None and not is_behind_another(proved, self._loading):
-            return proved
-        return next((v for v in standby.variants if v.queue.running), None)
+        return next((v for v in standby.variants if v.queue.running and not is_behind_another(v, self._loading)), None)
 
     def _may_take(self, variant: Variant, request: Request) -> bool:
         """Whether a variant is for such requests, and no agent of it is busy with a segment of another one for unusually long."""

@@ -270,7 +270,7 @@ class CoordinatorMachine:
         member.seen_stuck = is_stuck(member, self.loading)
         done: list[CoordinatorInstruction] = [ToAgent(member.identity, HeartbeatSeen())]
         if member.seen_stuck:  # others do what waits behind that
-            for variant, numbers in list(kept_waiting(member, self.loading)):
+            for variant, numbers in list(kept_waiting(member, self.requests.open, self.loading)):
                 done += self.recovery.take_back(variant, numbers)[1]
         elif was_stuck:  # it can go on with what waits
             for plan in self.planning.plans.values():
@@ -393,8 +393,7 @@ class CoordinatorMachine:
             done += self.recovery.lose_variant(variant, names, f"no answer from {names} in time", now)
         for variant, number in list(stalled(self.requests.open, self.loading, now)):
             done += self.faults.stalled(variant, number, now)
-        unawaited = (*self.requests.synthetic.running(), *self.requests.verifying.in_flight())
-        for variant, number in unawaited_stalled(unawaited, self.members, now):
+        for variant, number in list(unawaited_stalled(self.requests.open, self.loading, now)):
             done.append(Log(f"request {number}, of the coordinator, has stalled on {', '.join(variant.parts)} (epoch {variant.epoch})"))
             done += self.requests.synthetic.taken_back(variant, is_lost=True)
             done += self.requests.verifying.taken_back(variant)

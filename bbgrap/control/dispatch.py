@@ -71,7 +71,7 @@ class Requests:
         self._lonely = 0
         self.sequences = Sequences(loading, statistics)
         self.synthetic = SyntheticRequests(loading, planning)
-        self.assigner = RequestAssigner(members, loading, standbys, self.sequences, self.synthetic, self.open)
+        self.assigner = RequestAssigner(members, loading, standbys, self.sequences, self.open)
         self.verifying = Verifying(settings, loading, planning, self.synthetic, self.counts.verified)
         self.recovery = RequestRecovery(loading, self.table, self.sequences, self.synthetic, self.verifying)
 
@@ -138,7 +138,7 @@ class Requests:
             done += self.standbys.wake(plan.standby, now)
         done += self.planning.consider(plan, now)
         done += self.spares.consider(plan, now)
-        done += self.synthetic.go_on(plan, now, plan.timing is not None and self._is_running())
+        done += self.synthetic.go_on(plan, now)
         done += answer_callers(plan, self.members)
         done += self._refuse_lost(plan)
         done += self._start_waiting(plan, now)
@@ -211,7 +211,7 @@ class Requests:
         there = self.members.living(variant.parts)
         if any(request.number < member.first_request for member in there):
             self.table.renumber(request)  # it came before a node of the plan joined, and is not what that one may still work on
-        self._lonely = 0 if self._is_running() or self.synthetic.is_busy else request.number
+        self._lonely = 0 if self.loading.is_anything_running else request.number
         request.is_drawn = request.sequence is None and self.verifying.draw(request)
         request.epoch, message = variant.epoch, request.message
         variant.queue.running[request.number] = now
@@ -224,9 +224,6 @@ class Requests:
         # What is compared later must not be where the client can write.
         client = b"" if request.is_drawn else request.caller[0]
         return [StartRequest(variant.epoch, request.number, message.inputs, message.payload, message.record, client)]
-
-    def _is_running(self) -> bool:
-        return self.verifying.running > 0 or any(request.epoch for request in self.open.values())
 
     # --- ending -----------------------------------------------------------------------------------------------------------------
 
@@ -323,7 +320,7 @@ class Requests:
         variant = self.loading.by_epoch.get(message.epoch)
         if variant is None or member.name not in variant.parts:
             return []
-        if message.request == self.verifying.running and variant.queue.running.get(message.request) is not None:
+        if message.request == self.verifying.running and message.request in variant.queue.running:
             return self.verifying.failed(f"agent '{member.name}': {message.reason}")
         request = self.open.get(message.request)
         if request is None:

@@ -244,6 +244,11 @@ class Loading:
                 yield variant
 
     @property
+    def is_anything_running(self) -> bool:
+        """Whether any request is in flight, of a client or of the coordinator itself."""
+        return any(variant.queue.running for variant in self.by_epoch.values())
+
+    @property
     def loading_agents(self) -> frozenset[str]:
         """Who has been told to load something and has not said that it has."""
         return frozenset(name for variant in self._loading() for name in variant.pending)

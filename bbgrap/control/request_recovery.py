@@ -95,8 +95,8 @@ class RequestRecovery:
         if not beat.request or beat.seconds <= FORGOTTEN_S or now - member.reminded <= FORGOTTEN_S:
             return []
         variant = self._loading.by_epoch.get(beat.epoch)
-        wanted = {number for _, number, _, _ in self._synthetic.running()} | (set() if variant is None else variant.queue.running.keys())
-        if beat.request in wanted or (beat.seconds < PATIENCE_S and self._sequences.is_left_by(beat.request)):
+        is_wanted = variant is not None and beat.request in variant.queue.running
+        if is_wanted or (beat.seconds < PATIENCE_S and self._sequences.is_left_by(beat.request)):
             return []
         member.reminded = now
         request = self._table.find(beat.request)

@@ -7,11 +7,11 @@ Laws: what took long before may take as long again.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterator
 
 from bbgrap.control.loading import Loading
-from bbgrap.control.membership import Member, Members
-from bbgrap.control.plans import Variant
+from bbgrap.control.membership import Member
+from bbgrap.control.plans import ServedPlan, Variant
 from bbgrap.control.request import Request
 from bbgrap.protocol.tensors import given_bytes
 
@@ -52,10 +52,15 @@ def is_unusual(variant: Variant, seconds: float) -> bool:
     return seconds > max(STUCK_S, USUAL * variant.usual_s)
 
 
-def kept_waiting(member: Member, loading: Loading) -> Iterator[tuple[Variant, list[int]]]:
-    """Yield the requests that a stuck agent keeps waiting, by variant."""
+def usual_s_of(plan: ServedPlan) -> float:
+    """Return how long requests of a plan take, on it or its standby, in seconds; 0: that is not known."""
+    return max((v.usual_s for p in (plan, plan.standby) if p is not None for v in p.variants), default=0.0)
+
+
+def kept_waiting(member: Member, requests: Collection[int], loading: Loading) -> Iterator[tuple[Variant, list[int]]]:
+    """Yield those of these requests of clients that a stuck agent keeps waiting, by variant."""
     for variant in loading.of_member(member.name):
-        if behind := [number for number in variant.queue.running if number != member.beat.request]:
+        if behind := [number for number in variant.queue.running if number in requests and number != member.beat.request]:
             yield variant, behind
 
 
@@ -96,11 +101,15 @@ def state_on_its_way_s(variant: Variant) -> float:
     return 0.0 if artifacts.further is None else given_bytes(artifacts.host) / SLOWEST_FOR_STATE
 
 
-def unawaited_stalled(running: Iterable[tuple[Variant, int, float, float]], members: Members, now: float) -> Iterator[tuple[Variant, int]]:
-    """Yield the runs that no client waits for and with which nothing goes on, and their variants."""
-    for variant, number, started, usual in running:
-        idle_since = max((member.idle_since for member in members.living(variant.parts)), default=now)
-        patience = max(UNAWAITED_STALLED_S, USUAL * usual) + state_on_its_way_s(variant)
-        # Others may keep the agents busy; where it is known how long requests take, it does not take much longer.
-        if now - max(idle_since, started) > patience or (usual and now - started > USUAL * patience):
-            yield variant, number
+def unawaited_stalled(requests: Collection[int], loading: Loading, now: float) -> Iterator[tuple[Variant, int]]:
+    """Yield the runs that are none of these requests of clients and with which nothing goes on, and their variants."""
+    for variant in loading.by_epoch.values():
+        for number, started in variant.queue.running.items():
+            if number in requests:
+                continue
+            usual_s = usual_s_of(variant.plan)
+            idle_since = max((member.idle_since for member in loading.members.living(variant.parts)), default=now)
+            patience = max(UNAWAITED_STALLED_S, USUAL * usual_s) + state_on_its_way_s(variant)
+            # Others may keep the agents busy; where it is known how long requests take, it does not take much longer.
+            if now - max(idle_since, started) > patience or (usual_s and now - started > USUAL * patience):
+                yield variant, number

@@ -8,7 +8,6 @@ or for the end of another that takes unusually long; nor does a plan, for longer
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from bbgrap.control.coordinator_instructions import CoordinatorInstruction, Log, StartRequest
@@ -16,7 +15,7 @@ from bbgrap.control.loading import OVERDUE_S, Loading
 from bbgrap.control.plan_reports import measured_text
 from bbgrap.control.planning import Planning
 from bbgrap.control.plans import ServedPlan, Variant
-from bbgrap.control.stalls import USUAL, is_unusual, state_on_its_way_s
+from bbgrap.control.stalls import USUAL, is_unusual, state_on_its_way_s, usual_s_of
 from bbgrap.control.variants import PROBE_WITHIN_S, TIMING_S, LeastFinishTime, Timing
 from bbgrap.planners.options import AUTO
 from bbgrap.protocol.tensors import synthetic_inputs
@@ -38,16 +37,18 @@ class _Proof:
     number: int
     variant: Variant
     plan: ServedPlan
-    started: float
     within_s: float
     """How long it may take."""
+
+    def runs_for(self, now: float) -> float:
+        return now - self.variant.queue.running[self.number]
 
 
 class SyntheticRequests:
     """Which plans are timed; the requests in flight are their probes, and one proof.
 
-    Invariants: while `has_turn`, no request of a client begins; whose turn it is, `_holder` has a synthetic request in flight, or waits for
-    the end of requests of clients only.
+    Invariants: what is in flight is in its variant's queue, as requests of clients are; while `has_turn`, none of those begins; whose turn
+    it is, `_holder` has a synthetic request in flight, or waits for the end of requests of clients only.
     """
 
     def __init__(self, loading: Loading, planning: Planning) -> None:
@@ -72,7 +73,7 @@ class SyntheticRequests:
 
     def prove(self, standby: ServedPlan, plan: ServedPlan, now: float) -> list[CoordinatorInstruction]:
         """Let a standby answer once before a plan of its model is loaded; where no inputs can be made, nothing is proved."""
-        if self.proves(standby) is not None or not standby.open_variants or any(v.queue.running for v in standby.variants):
+        if not standby.open_variants or standby.running:
             # A request of a client proves it as well.
             return []
         if standby.ran_late and not plan.callers:
@@ -84,24 +85,25 @@ class SyntheticRequests:
         if inputs is None:
             self._is_proven(standby)
             return []
-        variant = min(standby.open_variants, key=lambda v: len(v.queue.running))
+        variant = standby.open_variants[0]
         number = next(self._loading.epochs)
-        self._proofs[number] = _Proof(number, variant, plan, now, _may_take_s(plan) + state_on_its_way_s(variant))
+        variant.queue.running[number] = now
+        self._proofs[number] = _Proof(number, variant, plan, _may_take_s(plan) + state_on_its_way_s(variant))
         if self._holder is not None and self._holder.timing is not None and self._holder.timing.probe is None:
             # What was about to be timed waits for this one now, but requests do not.
             self._release_turn(now)
         return [StartRequest(variant.epoch, number, *inputs)]
 
-    def proves(self, standby: ServedPlan) -> Variant | None:
-        """Return the copy of a standby that is being proved."""
-        return next((proof.variant for proof in self._proofs.values() if proof.variant.plan is standby), None)
-
     def _proved(self, number: int) -> bool:
-        proof = self._proofs.pop(number, None)
-        if proof is None:
+        if number not in self._proofs:
             return False
-        self._is_proven(proof.variant.plan)
+        self._is_proven(self._end_proof(number).variant.plan)
         return True
+
+    def _end_proof(self, number: int) -> _Proof:
+        proof = self._proofs.pop(number)
+        del proof.variant.queue.running[number]
+        return proof
 
     def _is_proven(self, standby: ServedPlan) -> None:
         standby.is_proven = True
@@ -110,37 +112,37 @@ class SyntheticRequests:
 
     # --- timing -------------------------------------------------------------------------------------------------------------------
 
-    def go_on(self, plan: ServedPlan, now: float, is_running: bool) -> list[CoordinatorInstruction]:
-        """Time the next variant of a plan if it is its turn, and nothing `is_running`; once all are, let the plan serve."""
+    def go_on(self, plan: ServedPlan, now: float) -> list[CoordinatorInstruction]:
+        """Time the next variant of a plan if it is its turn, and nothing runs; once all are, let the plan serve."""
         if plan.timing is None:
             return self._begin(plan, now)
         if plan.timing.probe is not None:
             return []
-        if now > plan.timing.until and (self._proves_long(now) or (is_running and self._runs_long(now))):
+        if now > plan.timing.until and self._runs_long(now):
             # What does not end keeps no plan from serving: its variants are compared by requests then.
             plan.timing.give_up()
         epoch = plan.timing.next(now)
         if plan.inputs is None or epoch is None:
             return self._end(plan)
-        if self._must_wait(plan, plan.timing, epoch, now, is_running):
+        if self._must_wait(plan.timing, epoch, now):
             if self._holder is plan:
                 self._release_turn(now)
             return []
-        if is_running:
+        if self._loading.is_anything_running:
             self._claim_turn(plan, now)
             return []
         self._holder = plan
         number = next(self._loading.epochs)
-        plan.timing.begin(number, epoch, now)
+        plan.timing.begin(number, self._loading.by_epoch[epoch].queue, now)
         return [StartRequest(epoch, number, *plan.inputs)]
 
-    def _must_wait(self, plan: ServedPlan, timing: Timing, epoch: int, now: float, is_running: bool) -> bool:
+    def _must_wait(self, timing: Timing, epoch: int, now: float) -> bool:
         """Whether a plan's next synthetic request waits for something else than requests of clients."""
-        variant = self._loading.by_epoch.get(epoch)
-        if variant is not None and not variant.takes_requests:
+        if not self._loading.by_epoch[epoch].takes_requests:
             # Its links are being tried.
             return True
-        if now < self._rest_until and (is_running or any(other.waiting for other in self._planning.plans.values())):
+        waiting = any(other.waiting for other in self._planning.plans.values())
+        if now < self._rest_until and (waiting or self._loading.is_anything_running):
             # Those that wait begin before the next synthetic request, whichever plan is looked at first.
             return True
         if any(other.until < timing.until for _, other in self._timed()):
@@ -179,7 +181,7 @@ class SyntheticRequests:
         plan.inputs = synthetic_inputs(newest[0].planned.artifacts.host)
         self._is_timing = True
         plan.timing = Timing([variant.epoch for variant in contenders] if plan.inputs else [], now + TIMING_S)
-        return [*self._planning.progress(plan), *self.go_on(plan, now, is_running=True)]
+        return [*self._planning.progress(plan), *self.go_on(plan, now)]
 
     def _end(self, plan: ServedPlan) -> list[CoordinatorInstruction]:
         timing, plan.timing, plan.inputs = plan.timing, None, None
@@ -234,7 +236,7 @@ class SyntheticRequests:
             if probe is not None and probe.number == number:
                 timing.give_up()
                 self._release_turn(0.0)
-                done += self._loading.abandon(probe.epoch, number)
+                done += self._loading.abandon(probe.queue.epoch, number)
         return done
 
     def taken_back(self, variant: Variant, *, is_lost: bool) -> list[CoordinatorInstruction]:
@@ -245,27 +247,26 @@ class SyntheticRequests:
         done: list[CoordinatorInstruction] = []
         for number, proof in list(self._proofs.items()):
             if proof.variant is variant and is_lost:
-                del self._proofs[number]
+                self._end_proof(number)
                 self._loading.touch(proof.plan)
                 # What an agent still computes of it may be slow, as it might have been before.
                 done += self._loading.abandon(variant.epoch, number, proof.within_s)
         for plan, timing in self._timed():
-            if timing.probe is not None and timing.probe.epoch == variant.epoch:
+            if timing.probe is not None and timing.probe.queue is variant.queue:
                 done += self._loading.abandon(variant.epoch, timing.probe.number)
+                timing.drop()
                 self._release_turn(0.0)
             if not variant.is_ready:
                 variant.is_untimed |= timing.forget(variant.epoch)
-            elif timing.probe is not None and timing.probe.epoch == variant.epoch:
-                timing.probe = None
             self._loading.touch(plan)
         return done
 
     def overdue(self, now: float) -> list[CoordinatorInstruction]:
         """Stop timing where a request takes too long, and look whether it is somebody's turn."""
         done: list[CoordinatorInstruction] = []
-        for proof in [proof for proof in self._proofs.values() if now - proof.started > proof.within_s]:
+        for proof in [proof for proof in self._proofs.values() if proof.runs_for(now) > proof.within_s]:
             # It has proved nothing: the agent ends a worker that does not leave it, and the next one is tried if somebody waits.
-            del self._proofs[proof.number]
+            self._end_proof(proof.number)
             proof.variant.plan.ran_late = True
             self._loading.touch(proof.plan)
             done += self._loading.abandon(proof.variant.epoch, proof.number, OVERDUE_S)
@@ -273,7 +274,7 @@ class SyntheticRequests:
             self._loading.touch(plan)
             if timing.probe is not None and now - timing.probe.started > PROBE_WITHIN_S:
                 done += self.failed(timing.probe.number)
-            elif timing.probe is not None and self._holder is plan and now - timing.probe.started > max(HOLD_S, USUAL * self._usual(plan)):
+            elif timing.probe is not None and self._holder is plan and now - timing.probe.started > max(HOLD_S, USUAL * usual_s_of(plan)):
                 # It may be lost, or take as long as it takes: nobody waits for it any longer.
                 self._release_turn(now)
         if self.has_turn and all(plan is not self._holder for plan, _ in self._timed()):
@@ -282,26 +283,14 @@ class SyntheticRequests:
         return done
 
     def _runs_long(self, now: float) -> bool:
-        """Whether a request takes unusually long."""
-        variants = self._loading.by_epoch.values()
-        return any(is_unusual(variant, now - started) for variant in variants for started in variant.queue.running.values())
-
-    def _proves_long(self, now: float) -> bool:
-        """Whether a model takes long to prove that it ends."""
-        return any(now - proof.started > HOLD_S for proof in self._proofs.values())
-
-    def _usual(self, plan: ServedPlan) -> float:
-        """Return how long requests of a plan take, in seconds; 0: that is not known."""
-        return max((v.usual_s for p in (plan, plan.standby) if p is not None for v in p.variants), default=0.0)
-
-    def running(self) -> Iterator[tuple[Variant, int, float, float]]:
-        """Yield the synthetic requests in flight: variant, number, when they started, and how long requests usually take."""
-        for proof in self._proofs.values():
-            yield proof.variant, proof.number, proof.started, self._usual(proof.plan)
-        for plan, timing in self._timed():
-            variant = None if timing.probe is None else self._loading.by_epoch.get(timing.probe.epoch)
-            if timing.probe is not None and variant is not None:
-                yield variant, timing.probe.number, timing.probe.started, self._usual(plan)
+        """Whether anything takes unusually long, but what is timed."""
+        probes = {timing.probe.number for _, timing in self._timed() if timing.probe is not None}
+        return any(
+            is_unusual(variant, now - started)
+            for variant in self._loading.by_epoch.values()
+            for number, started in variant.queue.running.items()
+            if number not in probes
+        )
 
     def _timed(self) -> list[tuple[ServedPlan, Timing]]:
         if not self._is_timing:

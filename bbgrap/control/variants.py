@@ -41,7 +41,10 @@ STALE = 100.0
 
 @dataclass(slots=True)
 class InFlightQueue:
-    """A variant as policies see it: at most `limit` requests are `running`, by their number, with the time they started in seconds."""
+    """A variant as policies see it: at most `limit` requests are `running`, by their number, with the time they started in seconds.
+
+    Those of clients, synthetic ones, and second runs that verify.
+    """
 
     epoch: int
     limit: int
@@ -55,11 +58,15 @@ class InFlightQueue:
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """A synthetic request that times a variant."""
+    """A synthetic request that times a variant, in whose queue it is."""
 
     number: int
-    epoch: int
-    started: float
+    queue: InFlightQueue
+
+    @property
+    def started(self) -> float:
+        """When it started, in seconds."""
+        return self.queue.running[self.number]
 
 
 class Timing:
@@ -80,26 +87,33 @@ class Timing:
         enough = 2 if now > self.until else WARM_UP + ROUNDS
         return None if epoch is None or len(self._samples[epoch]) >= enough else epoch
 
-    def begin(self, number: int, epoch: int, now: float) -> None:
+    def begin(self, number: int, queue: InFlightQueue, now: float) -> None:
         """Note that a request starts; none may be in flight."""
-        self.probe = Probe(number, epoch, now)
+        queue.running[number] = now
+        self.probe = Probe(number, queue)
 
     def end(self, now: float) -> None:
         """Take the time of the request in flight."""
         if self.probe is not None:
-            self._samples[self.probe.epoch].append(now - self.probe.started)
+            self._samples[self.probe.queue.epoch].append(now - self.probe.started)
+        self.drop()
+
+    def drop(self) -> None:
+        """Forget the request in flight."""
+        if self.probe is not None:
+            del self.probe.queue.running[self.probe.number]
         self.probe = None
 
     def forget(self, epoch: int) -> bool:
         """Leave a variant out: it is gone; returns whether it was one of these."""
-        if self.probe is not None and self.probe.epoch == epoch:
-            self.probe = None
+        if self.probe is not None and self.probe.queue.epoch == epoch:
+            self.drop()
         return self._samples.pop(epoch, None) is not None
 
     def give_up(self) -> None:
         """Forget all times: the variants cannot be timed this way."""
         self._samples.clear()
-        self.probe = None
+        self.drop()
 
     def medians(self) -> dict[int, float]:
         """Return the typical time of each variant that was timed, in seconds."""

@@ -16,7 +16,7 @@ A and B that is every node of both; with a third one, C, which agrees with B, it
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from itertools import combinations
@@ -78,7 +78,6 @@ class _Running:
     check: _Check
     number: int
     variant: Variant
-    started: float
 
 
 def suspects(runs: Sequence[frozenset[str]], agree: Callable[[int, int], bool]) -> frozenset[str]:
@@ -115,11 +114,6 @@ class Verifying:
     def running(self) -> int:
         """The number of the run in flight; 0 if there is none."""
         return 0 if self._running is None else self._running.number
-
-    def in_flight(self) -> Iterator[tuple[Variant, int, float, float]]:
-        """Yield the run in flight: variant, number, when it started, and how long requests usually take."""
-        if self._running is not None:
-            yield self._running.variant, self._running.number, self._running.started, self._running.variant.usual_s
 
     # --- which, and when ----------------------------------------------------------------------------------------------------------
 
@@ -173,7 +167,7 @@ class Verifying:
                     break
                 self._waiting.popleft()
                 number = next(self._loading.epochs)
-                self._running = _Running(check, number, variant, now)
+                self._running = _Running(check, number, variant)
                 variant.queue.running[number] = variant.used = now
                 done.append(StartRequest(variant.epoch, number, check.request.message.inputs, check.request.message.payload))
                 break
@@ -182,8 +176,7 @@ class Verifying:
         return done
 
     def _others_are_there(self) -> bool:
-        running = any(variant.queue.running for variant in self._loading.by_epoch.values())
-        return running or any(plan.waiting for plan in self._planning.plans.values())
+        return self._loading.is_anything_running or any(plan.waiting for plan in self._planning.plans.values())
 
     # --- how a run ends -----------------------------------------------------------------------------------------------------------
 
@@ -191,7 +184,7 @@ class Verifying:
         """Take the run that has ended out of its queue."""
         ended, self._running = self._running, None
         if ended is not None:
-            ended.variant.queue.running.pop(ended.number, None)
+            del ended.variant.queue.running[ended.number]
             self._loading.touch(ended.variant.plan)
             self._loading.touch(ended.check.request.plan)
         return ended
@@ -235,7 +228,8 @@ class Verifying:
 
     def overdue(self, now: float) -> list[CoordinatorInstruction]:
         """End a run that takes too long."""
-        if self._running is None or now - self._running.started <= RUN_WITHIN_S:
+        running = self._running
+        if running is None or now - running.variant.queue.running[running.number] <= RUN_WITHIN_S:
             return []
         return self.failed(f"no answer within {RUN_WITHIN_S:g} s")
 

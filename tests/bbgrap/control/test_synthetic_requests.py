@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from bbgrap.control import agent_events as ae
 from bbgrap.control import coordinator_events as ce
-from bbgrap.control import coordinator_instructions, stalls
+from bbgrap.control import coordinator_instructions, stalls, standby
 from bbgrap.control.planning import standby_key
 from bbgrap.control.synthetic_requests import SLOWER, UNASKED_S
 from bbgrap.control.uploads import offer_digest
@@ -17,6 +17,7 @@ from bbgrap.planners.options import PlanOptions
 from bbgrap.protocol import client_messages as c
 from bbgrap.protocol import messages as m
 from bbgrap.protocol import tensors
+from tests.bbgrap.control.test_dispatch import reach
 from tests.bbgrap.control.tiny_plans import FILE, MODEL, plan_of, standby_of
 from tests.bbgrap.control.wire import Wire, joined_wire, prepare_message, standby_wire
 
@@ -234,6 +235,32 @@ def test_requests_of_a_model_wait_for_its_proof_and_none_is_made_up_where_one_ru
     wire.until_answered(second)
 
 
+def bring_another(wire):
+    """Bring one more model, and return its digest."""
+    files = (replace(FILE, name="other.onnx"),)
+    other = offer_digest(files)
+    wire.call(lambda n: c.OfferModel(n, other, files))
+    wire.call(lambda n: replace(prepare_message(n, wire.options), model=other, wait=False))
+    return other
+
+
+def test_a_copy_that_is_proved_makes_no_room_for_other_models(monkeypatch):
+    """Without it the proof would never end, and requests of its model would wait for that."""
+    wire, _, number = proving(ALONE_S, wait=False)
+    monkeypatch.setattr(standby, "MAX_STANDBYS", 1)
+    bring_another(wire)
+    wire.deliver_all()
+    assert number in wire.started
+    call = wire.run()
+    wire.finish_requests()
+    wire.deliver_all()
+    wire.finish_requests()
+    assert isinstance(wire.until_answered(call), c.RunResult)
+    bring_another(wire)
+    wire.deliver_all()
+    assert wire.coordinator.standbys.by_model[standby_key(MODEL)].is_dormant, "it goes afterwards"
+
+
 def test_a_new_model_is_loaded_where_no_other_one_does_not_end():
     wire = unplanned(Computing(), "a", "b")
     wire.run(deadline_s=60.0)
@@ -241,10 +268,7 @@ def test_a_new_model_is_loaded_where_no_other_one_does_not_end():
     (start,) = wire.started.values()
     (stuck,) = wire.nodes_of(start)
     wire.wait(0.5)
-    files = (replace(FILE, name="other.onnx"),)
-    other = offer_digest(files)
-    wire.call(lambda n: c.OfferModel(n, other, files))
-    wire.call(lambda n: replace(prepare_message(n, wire.options), model=other, wait=False))
+    other = bring_another(wire)
     for _ in range(20):
         wire.deliver_all()
         wire.pass_time(0.1)
@@ -282,3 +306,18 @@ def test_a_coordinator_that_comes_back_takes_no_agent_to_find_out_whether_a_mode
     assert [start.client for start in starts] == [b"client"]
     (plan,) = wire.coordinator.planning.plans.values()
     assert len({variant.world for variant in plan.variants if variant.is_ready}) == 2
+
+
+def test_a_synthetic_request_behind_a_segment_that_takes_long_is_not_begun_again_and_again():
+    """The segment is of a request that nobody wants any more, in which a worker may be for a minute."""
+    wire = joined_wire("a", "b", options=PlanOptions(planner="auto"))
+    wire.prepare()
+    reach(wire, "measuring")
+    (number,) = wire.started
+    for _ in range(5):
+        wire.now += 0.1
+        for agent in list(wire.agents.values()):
+            wire.to_agent(agent, ae.AgentTick(m.Heartbeat(1, 1, 1.0)))
+        wire.to_coordinator(ce.Tick())
+        wire.deliver_all()
+    assert set(wire.started) == {number}

@@ -44,7 +44,7 @@ def timed(timing, seconds, times=1_000):
     order, now = [], 0.0
     while (epoch := timing.next(now)) is not None and len(order) < times:
         order.append(epoch)
-        timing.begin(len(order), epoch, now)
+        timing.begin(len(order), InFlightQueue(epoch, 1), now)
         now += seconds(epoch, len(order))
         timing.end(now)
     return order
@@ -74,10 +74,12 @@ def test_slow_models_are_timed_at_least_once_after_a_warm_up():
 
 def test_a_variant_that_is_lost_takes_its_probe_with_it():
     timing = Timing([PLAN, SINGLE], until=1.0)
-    timing.begin(1, PLAN, 0.0)
+    queue = InFlightQueue(PLAN, 1)
+    timing.begin(1, queue, 0.0)
     timing.forget(PLAN)
     timing.end(1.0)
     assert timing.probe is None
+    assert not queue.running
     assert set(timed(timing, lambda epoch, number: 1.0)) == {SINGLE}
 
 

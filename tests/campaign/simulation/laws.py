@@ -24,7 +24,8 @@ def state_faults(head: Head) -> list[str]:  # noqa: C901 - one branch per law
     running = [number for variant in variants for number in variant.queue.running]
     waiting = [number for plan in plans for number in plan.waiting]
     verifying = [requests.verifying.running] if requests.verifying.running else []
-    if sorted(running + waiting) != sorted([*requests.open, *verifying]):
+    probes = [plan.timing.probe.number for plan in plans if plan.timing is not None and plan.timing.probe is not None]
+    if sorted(running + waiting) != sorted([*requests.open, *verifying, *probes, *requests.synthetic._proofs]):
         faults.append(f"open {sorted(requests.open)}, but running {running} and waiting {waiting}")
     if len(requests.table.by_caller) != len(requests.open):
         faults.append("by_caller and open differ")
