@@ -26,7 +26,6 @@ from bbgrap.control.agent_events import (
 )
 from bbgrap.control.lifecycles import Lifecycle, Tracker
 from bbgrap.control.to_coordinator import ToCoordinator
-from bbgrap.errors import RemoteProtocolError
 from bbgrap.protocol.messages import (
     Abandon,
     Deploy,
@@ -40,7 +39,7 @@ from bbgrap.protocol.messages import (
 )
 
 MAX_DEPLOYMENTS = 512
-"""Deployments an agent keeps: more than a coordinator has loaded on it, scaled ones among them, so that only a broken one reaches it."""
+"""Deployments an agent keeps: more than a coordinator has loaded on it, scaled ones among them, so that only a broken one is refused."""
 ASK_AGAIN_S = 10.0
 """Weights that do not come are asked for again after this long without any chunk."""
 SAID_AGAIN_S = 5.0
@@ -87,11 +86,7 @@ class AgentDeployments:
     # --- what the coordinator wants -----------------------------------------------------------------------------------------------
 
     def deploy(self, deploy: Deploy, now: float) -> list[AgentInstruction]:
-        """Take a deployment, or say how far it is.
-
-        Raises:
-            RemoteProtocolError: if there are too many that are not loaded yet.
-        """
+        """Take a deployment, or say how far it is."""
         known = self.by_epoch.get(deploy.epoch)
         if known is not None:
             known.tracker.move("Deploy")
@@ -100,14 +95,15 @@ class AgentDeployments:
             # What is on its way is not asked for again: the coordinator would begin anew.
             stalled = known.missing and now - known.heard > SAID_AGAIN_S
             return [ToCoordinator(WeightsMissing(deploy.epoch, tuple(sorted(known.missing))))] if stalled else []
-        evicted = self._evict()
+        if len(self.by_epoch) >= MAX_DEPLOYMENTS:
+            return [ToCoordinator(DeploymentFailed(deploy.epoch, f"the agent keeps at most {MAX_DEPLOYMENTS} deployments"))]
         tracker = Tracker(Lifecycle.AGENT_DEPLOYMENT, f"epoch {deploy.epoch}")
         self.by_epoch[deploy.epoch] = _Deployment(deploy, tracker, heard=now)
         # Answers of two loads of an epoch may change places: the worker begins when it has told of the last one.
         if not self.has_worker or deploy.epoch in self._late:
-            return evicted
+            return []
         self._new.append(deploy.epoch)
-        return [*evicted, *self._look_at_next(0)]
+        return self._look_at_next(0)
 
     def load_next(self, epoch: int) -> list[AgentInstruction]:
         """Load a deployment before those that nobody waits for: after what is loaded now, and others that somebody waits for."""
@@ -131,14 +127,6 @@ class AgentDeployments:
             return False
         del self._late[epoch]
         return True
-
-    def _evict(self) -> list[AgentInstruction]:
-        if len(self.by_epoch) < MAX_DEPLOYMENTS:
-            return []
-        epoch = next((e for e, d in self.by_epoch.items() if d.tracker.state == "ready"), None)
-        if epoch is None:
-            raise RemoteProtocolError(f"coordinator: {len(self.by_epoch)} deployments at once, the limit is {MAX_DEPLOYMENTS}")
-        return [*self.release(epoch, "evicted"), ToCoordinator(DeploymentFailed(epoch, "evicted: the agent keeps no more deployments"))]
 
     def store(self, chunk: WeightChunk, now: float) -> list[AgentInstruction]:
         """Take a piece of a weight; without a worker it is lost, and asked for again."""

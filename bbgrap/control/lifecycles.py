@@ -90,7 +90,6 @@ TABLES: Mapping[Lifecycle, Table] = {
         "ready": {
             **_stays("ready", "Deploy", "Abandon"),
             "worker lost": "offered",
-            "evicted": "released",
             "Release": "released",
             "reset": "released",
         },

@@ -4,6 +4,7 @@ from itertools import pairwise
 
 import pytest
 
+from bbgrap.control import agent_deployments
 from bbgrap.control import agent_events as ae
 from bbgrap.control.agent import REFUSED_S
 from bbgrap.errors import RemoteProtocolError
@@ -241,3 +242,20 @@ def test_an_epoch_that_is_offered_again_after_its_weights_could_not_be_looked_fo
     assert agent.said == []
     agent.tell(deploy_of(1))
     assert [type(each) for each in agent.done] == [ae.CheckWeights]
+
+
+def test_an_agent_that_holds_as_much_as_it_may_refuses_more_and_keeps_what_serves(monkeypatch):
+    monkeypatch.setattr(agent_deployments, "MAX_DEPLOYMENTS", 2)
+    agent = Driven()
+    agent.deploy(1)
+    agent.deploy(2, ready=False)
+    agent.tell(deploy_of(3))
+    (refusal,) = agent.said
+    assert isinstance(refusal, m.DeploymentFailed)
+    assert refusal.epoch == 3
+    assert agent.asked == []
+    agent.tell(deploy_of(1))
+    assert agent.said == [m.Deployed(1)]
+    agent.tell(m.Release(1))
+    agent.deploy(3)
+    assert agent.said == [m.Deployed(3)]
