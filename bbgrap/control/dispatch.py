@@ -359,16 +359,16 @@ class Requests:
     def overdue(self, now: float) -> list[CoordinatorInstruction]:
         """End what ran or waited too long."""
         done = [*self.synthetic.overdue(now), *self.verifying.overdue(now), *self.table.forgotten()]
+        late = [(r, event) for r in self.open.values() if r.trace is not None and (event := r.trace.late(now, r.deadline)) is not None]
+        for request, event in late:
+            done += self._answer(request, event, (), None)
         for request in [r for r in self.open.values() if now > r.deadline]:
-            state = "ran" if request.tracker.state == "running" else "waited"
-            if state == "ran" and (variant := self.loading.by_epoch.get(request.epoch)) is not None:
+            state = "waited"
+            if (variant := self.loading.by_epoch.get(request.epoch)) is not None:
+                state = "ran"
                 variant.plan.ran_late = not variant.plan.is_proven
             reason = f"request {request.number}: its deadline of {request.message.deadline_s:g} s passed while it {state}"
             done += self.table.fail(request.number, "deadline", Fault.EXECUTION, reason)
         for plan in [plan for plan in self.planning.plans.values() if plan.callers]:
             done += [*callers_overdue(plan, self.planning.stage_of(plan)[0], now), *self._let_be(plan)]
-        done += self.planning.forget_oldest()
-        late = [(r, event) for r in self.open.values() if r.trace is not None and (event := r.trace.late(now)) is not None]
-        for request, event in late:
-            done += self._answer(request, event, (), None)
-        return done
+        return [*done, *self.planning.forget_oldest()]

@@ -47,6 +47,6 @@ class OpenTrace:
             return None
         return self.done, (*(record for _, record in sorted(self.records.items())), self.done.record)
 
-    def late(self, now: float) -> RequestDone | None:
-        """Return the answer if it has waited too long for records."""
-        return self.done if now - self.since > RECORDS_WITHIN_S else None
+    def late(self, now: float, deadline: float) -> RequestDone | None:
+        """Return the answer if it has waited too long for records, or would miss its deadline for them."""
+        return self.done if now > min(self.since + RECORDS_WITHIN_S, deadline) else None

@@ -13,9 +13,9 @@ from tests.bbgrap.control.tiny_plans import record_of
 from tests.bbgrap.control.wire import ready_wire, standby_wire
 
 
-def running(wire):
+def running(wire, deadline_s=30.0):
     """Begin a recorded request whose host waits; return the call, the number and the epoch of it."""
-    call = wire.run(record=True)
+    call = wire.run(record=True, deadline_s=deadline_s)
     finish, wire.finish_requests = wire.finish_requests, lambda: False
     wire.settle()
     wire.finish_requests = finish
@@ -69,6 +69,19 @@ def test_a_request_is_answered_without_records_when_one_does_not_come():
     assert isinstance(wire.answer(call), c.RunResult)
     assert (wire.answer(call).records, wire.answer(call).devices) == ((), ())
     assert not any(request.trace for request in wire.coordinator.requests.open.values())
+
+
+def test_a_request_whose_records_do_not_come_before_its_deadline_is_answered_then():
+    wire = ready_wire("a", "b")
+    call, number, _ = running(wire, deadline_s=1.0)
+    wire.to_coordinator(ce.RequestDone(number, (), (), record_of(2)))
+    for _ in range(9):
+        wire.pass_time(0.1)
+        wire.settle()
+    assert not wire.answers[call]
+    wire.pass_time(0.2)
+    wire.settle()
+    assert isinstance(wire.answer(call), c.RunResult)
 
 
 def test_a_request_whose_agent_is_lost_while_it_records_runs_again():
