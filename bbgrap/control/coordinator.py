@@ -35,7 +35,7 @@ from bbgrap.control.links import Links
 from bbgrap.control.loading import Loading
 from bbgrap.control.membership import Member, Members
 from bbgrap.control.planning import Planning
-from bbgrap.control.plans import Caller, ServedPlan, Variant
+from bbgrap.control.plans import Caller, Job, ServedPlan, Variant
 from bbgrap.control.profiling import Profiling
 from bbgrap.control.queries import Queries
 from bbgrap.control.request_statistics import RequestStatistics
@@ -139,16 +139,20 @@ class CoordinatorMachine:
             case ChunkWritten():
                 return self.uploads.written(event)
             case Planned():
-                plan = self._plan_of(event.job)
-                if plan is None:  # cancelled when its answer was on its way
+                ended = self._end_job(event.job)
+                if ended is None:  # cancelled when its answer was on its way
                     return [ForgetPlan(event.job)]
-                return self.standbys.planned(plan, event) if plan.is_standby else self.planning.planned(plan, event, now)
+                plan, job = ended
+                return self.standbys.planned(plan, event) if plan.is_standby else self.planning.planned(plan, job, event.variants, now)
             case PlanFailed():
                 self.uploads.forget(event.gone)
-                plan = self._plan_of(event.job)
-                if plan is None:
+                ended = self._end_job(event.job)
+                if ended is None:
                     return []
-                return self.standbys.failed(plan, event, now) if plan.is_standby else self.planning.failed(plan, event, now)
+                plan, job = ended
+                if plan.is_standby:
+                    return self.standbys.failed(plan, event, now)
+                return self.planning.failed(plan, job, event.fault, event.reason, now)
             case RequestDone():
                 return self.requests.done(event, now)
             case RequestBroke():
@@ -183,9 +187,13 @@ class CoordinatorMachine:
             self.standbys.began = standby.asked = plan.asked = now  # by whom, and when, is not known
             self.loading.restore(plan, kept, planned, now)
 
-    def _plan_of(self, job: int) -> ServedPlan | None:
-        plans = (*self.planning.plans.values(), *self.standbys.by_model.values())
-        return next((plan for plan in plans if plan.job is not None and plan.job.number == job), None)
+    def _end_job(self, number: int) -> tuple[ServedPlan, Job] | None:
+        """Return a job that has come to an end and the plan that it was for; None if it was cancelled."""
+        for plan in (*self.planning.plans.values(), *self.standbys.by_model.values()):
+            if (job := plan.job) is not None and job.number == number:
+                plan.job = None
+                return plan, job
+        return None
 
     # --- agents -----------------------------------------------------------------------------------------------------------------
 

@@ -237,26 +237,24 @@ class Requests:
         if request is None or not request.epoch:
             return []
         if request.sequence is not None and not self.sequences.ran(request, request.sequence):
-            return self._go_on_replaying(request, now)
+            return self._go_on_replaying(request, request.sequence, now)
         if request.trace is not None:
             request.tracker.move("computed")
             request.trace.done, request.trace.since = event, now
             return self._answer_traced(request)
         return self._answer(request, event, (), now)
 
-    def _go_on_replaying(self, request: Request, now: float) -> list[CoordinatorInstruction]:
+    def _go_on_replaying(self, request: Request, sequence: Sequence, now: float) -> list[CoordinatorInstruction]:
         """Run what comes next of a sequence whose state is made anew, under a new number."""
-        variant = self.loading.by_epoch.get(request.epoch)
-        if variant is None or request.sequence is None:
-            return []
-        if self.sequences.is_lost(request.sequence):
-            return self._fail_lost(request, request.sequence, NOT_KEPT)
+        if self.sequences.is_lost(sequence):
+            return self._fail_lost(request, sequence, NOT_KEPT)
+        variant = self.loading.by_epoch[request.epoch]
         del variant.queue.running[request.number]
         self.table.renumber(request)
         variant.queue.running[request.number] = now
         if request.message.record:
             request.trace = OpenTrace(variant.devices, len(variant.nodes))
-        return self.sequences.start(request, request.sequence, variant)
+        return self.sequences.start(request, sequence, variant)
 
     def recorded(self, member: Member, message: Recorded) -> list[CoordinatorInstruction]:
         """Take what an agent tells of when it did what for a request."""
@@ -274,9 +272,7 @@ class Requests:
 
     def _answer(self, request: Request, event: RequestDone, records: tuple[Record, ...], now: float | None) -> list[CoordinatorInstruction]:
         """Answer a request; one that ended just `now` tells how fast its variant is."""
-        variant = self.loading.by_epoch.get(request.epoch)
-        if variant is None:
-            return []
+        variant = self.loading.by_epoch[request.epoch]
         if request.sequence is not None:
             self.sequences.answered(request, request.sequence, variant)
         plan, alone = variant.plan, self._lonely == request.number

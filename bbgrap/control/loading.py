@@ -381,11 +381,10 @@ class Loading:
         self._saved.discard(variant.job)
         return [*done, ForgetPlan(variant.job)]
 
-    def abandon(self, epoch: int, number: int, patience_s: float = PATIENCE_S) -> list[CoordinatorInstruction]:
+    def abandon(self, variant: Variant, number: int, patience_s: float = PATIENCE_S) -> list[CoordinatorInstruction]:
         """Forget a request everywhere it may run; a worker that does not leave it within `patience_s` is ended."""
-        variant = self.by_epoch.get(epoch)
-        living = [] if variant is None else self.members.living(variant.parts)
-        return [DropRequest(epoch, number), *(ToAgent(member.identity, Abandon(epoch, number, patience_s)) for member in living)]
+        told = Abandon(variant.epoch, number, patience_s)
+        return [DropRequest(variant.epoch, number), *(ToAgent(member.identity, told) for member in self.members.living(variant.parts))]
 
     def saved(self, plan: ServedPlan, job: int) -> list[CoordinatorInstruction]:
         """Keep what a job came to over a restart; of a standby also that it is not to be run any more, when no copy is left."""

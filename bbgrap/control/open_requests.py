@@ -131,7 +131,7 @@ class OpenRequests:
         self._loading.touch(variant.plan)
         if event == "finished":
             return []
-        return self._loading.abandon(request.epoch, request.number, self.patience_with(request))
+        return self._loading.abandon(variant, request.number, self.patience_with(request))
 
     def patience_with(self, request: Request) -> float:
         """Return how long a kernel may go on with a request that nobody wants there any more: never for longer than if it were wanted."""

@@ -16,7 +16,6 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from bbgrap.cluster.types import Cluster
-from bbgrap.control.coordinator_events import PlanFailed, Planned
 from bbgrap.control.coordinator_instructions import Base, CancelPlanning, CoordinatorInstruction, ForgetPlan, Log, StartPlanning, ToClient
 from bbgrap.control.eviction import Incoming, make_room
 from bbgrap.control.links import Links
@@ -292,14 +291,9 @@ class Planning:
 
     # --- what comes of it -------------------------------------------------------------------------------------------------------
 
-    def planned(self, plan: ServedPlan, event: Planned, now: float) -> list[CoordinatorInstruction]:
+    def planned(self, plan: ServedPlan, job: Job, variants: tuple[PlannedVariant, ...], now: float) -> list[CoordinatorInstruction]:
         """Take what a job has made, to be loaded."""
-        job, plan.job = plan.job, None
-        if job is None:
-            return [ForgetPlan(event.job)]
-        if job.is_ahead:
-            return self._hold(plan, MadeAhead(job, event.variants))
-        return self._take(plan, job, event.variants, now)
+        return self._hold(plan, MadeAhead(job, variants)) if job.is_ahead else self._take(plan, job, variants, now)
 
     def _hold(self, plan: ServedPlan, made: MadeAhead) -> list[CoordinatorInstruction]:
         """Hold what was made ahead; of too many plans the least recently asked one is forgotten."""
@@ -322,7 +316,7 @@ class Planning:
         coming = {name: Incoming.of([devices[device] for devices in parts], scaled=scaled) for device, name in enumerate(job.names)}
         done = make_room(self.loading, coming, plan, now)
         if done is None:
-            return [ForgetPlan(job.number), *self.fail(plan, job, Fault.BUSY, f"plan: {NO_ROOM}", now)]
+            return [ForgetPlan(job.number), *self.failed(plan, job, Fault.BUSY, f"plan: {NO_ROOM}", now)]
         if not job.spare_for:
             plan.latest = job.number
         nodes = list(zip(job.names, job.places, strict=True))
@@ -330,13 +324,8 @@ class Planning:
             self.loading.add(plan, planned, nodes, job.number, job.world, now, place).is_spare = bool(job.spare_for)
         return done
 
-    def failed(self, plan: ServedPlan, event: PlanFailed, now: float) -> list[CoordinatorInstruction]:
-        """Remember that there is no plan for this world; who waits for it is told."""
-        job, plan.job = plan.job, None
-        return [] if job is None else self.fail(plan, job, event.fault, event.reason, now)
-
-    def fail(self, plan: ServedPlan, job: Job, fault: Fault, reason: str, now: float) -> list[CoordinatorInstruction]:
-        """Do what `failed` does."""
+    def failed(self, plan: ServedPlan, job: Job, fault: Fault, reason: str, now: float) -> list[CoordinatorInstruction]:
+        """Remember that there is no plan for the world of a job; who waits for it is told."""
         if job.spare_for:
             self.loading.touch(plan)
             return [Log(plan.leave_uncovered(job.spare_for, reason))]

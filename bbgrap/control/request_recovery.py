@@ -116,7 +116,7 @@ class RequestRecovery:
         done += self._verifying.taken_back(variant) if numbers is None else ()
         for number in sorted(n for n in variant.queue.running if n in self._table.by_number and (numbers is None or n in numbers)):
             request = self._table.by_number[number]
-            done += self._loading.abandon(request.epoch, number, self._table.patience_with(request))
+            done += self._loading.abandon(variant, number, self._table.patience_with(request))
             del variant.queue.running[number]
             request.tracker.move("taken back")
             request.epoch = 0

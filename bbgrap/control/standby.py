@@ -186,7 +186,7 @@ class Standbys:
 
     def planned(self, standby: ServedPlan, event: Planned) -> list[CoordinatorInstruction]:
         """Take what every copy is."""
-        standby.job, standby.planned, standby.latest = None, event.variants, event.job
+        standby.planned, standby.latest = event.variants, event.job
         # The model's plans wait for what the standby comes to: also when it turns out that no node has room for it.
         self.loading.touch(standby)
         return []
@@ -200,7 +200,6 @@ class Standbys:
 
     def failed(self, standby: ServedPlan, event: PlanFailed, now: float) -> list[CoordinatorInstruction]:
         """Remember why the model cannot be loaded whole."""
-        standby.job = None
         standby.fails("", event.fault, event.reason, now)
         self.loading.touch(standby)
         return [Log(f"no standby for {standby.called}: {event.reason}", event="no plan", model=standby.model)]

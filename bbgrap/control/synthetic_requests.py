@@ -236,7 +236,7 @@ class SyntheticRequests:
             if probe is not None and probe.number == number:
                 timing.give_up()
                 self._release_turn(0.0)
-                done += self._loading.abandon(probe.queue.epoch, number)
+                done += self._loading.abandon(self._loading.by_epoch[probe.queue.epoch], number)
         return done
 
     def taken_back(self, variant: Variant, *, is_lost: bool) -> list[CoordinatorInstruction]:
@@ -250,10 +250,10 @@ class SyntheticRequests:
                 self._end_proof(number)
                 self._loading.touch(proof.plan)
                 # What an agent still computes of it may be slow, as it might have been before.
-                done += self._loading.abandon(variant.epoch, number, proof.within_s)
+                done += self._loading.abandon(variant, number, proof.within_s)
         for plan, timing in self._timed():
             if timing.probe is not None and timing.probe.queue is variant.queue:
-                done += self._loading.abandon(variant.epoch, timing.probe.number)
+                done += self._loading.abandon(variant, timing.probe.number)
                 timing.drop()
                 self._release_turn(0.0)
             if not variant.is_ready:
@@ -269,7 +269,7 @@ class SyntheticRequests:
             self._end_proof(proof.number)
             proof.variant.plan.ran_late = True
             self._loading.touch(proof.plan)
-            done += self._loading.abandon(proof.variant.epoch, proof.number, OVERDUE_S)
+            done += self._loading.abandon(proof.variant, proof.number, OVERDUE_S)
         for plan, timing in self._timed():
             self._loading.touch(plan)
             if timing.probe is not None and now - timing.probe.started > PROBE_WITHIN_S:

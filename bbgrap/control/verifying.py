@@ -219,7 +219,7 @@ class Verifying:
         return self._again(ended)
 
     def _again(self, ended: _Running) -> list[CoordinatorInstruction]:
-        done = self._loading.abandon(ended.variant.epoch, ended.number)
+        done = self._loading.abandon(ended.variant, ended.number)
         ended.check.lost += 1
         if ended.check.lost >= TRIES:
             return [*done, *self._give_up(ended.check)]
