@@ -25,7 +25,6 @@ from bbgrap.protocol.addresses import split_place
 from bbgrap.protocol.client_messages import ModelFile
 from bbgrap.protocol.faults import Fault
 from bbgrap.protocol.messages import Deploy, EndedBy, Peer
-from bbgrap.protocol.tensors import Inputs
 
 Caller = tuple[RoutingId, int]
 """A client and the number of its call."""
@@ -186,8 +185,7 @@ class ServedPlan:
     """A model with shapes and options; without `options` it is the standby of the model, with a variant per copy.
 
     Invariants: `callers` wait for `ModelPrepared`; `waiting` are requests that wait for a variant with room;
-    `timing` is there while the variants of a job are timed, and the synthetic `inputs` with it; while there is a `job`, nothing is made
-    `ahead`.
+    `timing` is there while the variants of a job are timed; while there is a `job`, nothing is made `ahead`.
     """
 
     key: str
@@ -207,7 +205,6 @@ class ServedPlan:
     serves: bool = False
     """Whether its variants have been timed, or need not be."""
     timing: Timing | None = None
-    inputs: Inputs | None = None
     callers: dict[Caller, PlanCaller] = field(default_factory=dict)
     waiting: list[int] = field(default_factory=list)
     requests: int = 0

@@ -122,7 +122,7 @@ class SyntheticRequests:
             # What does not end keeps no plan from serving: its variants are compared by requests then.
             plan.timing.give_up()
         epoch = plan.timing.next(now)
-        if plan.inputs is None or epoch is None:
+        if epoch is None:
             return self._end(plan)
         if self._must_wait(plan.timing, epoch, now):
             if self._holder is plan:
@@ -134,7 +134,7 @@ class SyntheticRequests:
         self._holder = plan
         number = next(self._loading.epochs)
         plan.timing.begin(number, self._loading.by_epoch[epoch].queue, now)
-        return [StartRequest(epoch, number, *plan.inputs)]
+        return [StartRequest(epoch, number, *plan.timing.inputs)]
 
     def _must_wait(self, timing: Timing, epoch: int, now: float) -> bool:
         """Whether a plan's next synthetic request waits for something else than requests of clients."""
@@ -157,7 +157,7 @@ class SyntheticRequests:
         They are timed again when one that was away meanwhile is there.
         """
         plan.fall_back()
-        if plan.is_standby or (plan.timed == plan.latest and not any(variant.is_untimed for variant in plan.open_variants)):
+        if plan.timed == plan.latest and not any(variant.is_untimed for variant in plan.open_variants):
             return []
         newest = [variant for variant in plan.variants if variant.job == plan.latest]
         ready = [variant for variant in newest if variant.takes_requests]
@@ -178,13 +178,15 @@ class SyntheticRequests:
             only = contenders[0]
             text = f"'{only.name}' of {plan.called} serves"
             return [*self._serve(plan), Log(text, event="serves", model=plan.model, epoch=only.epoch)]
-        plan.inputs = synthetic_inputs(newest[0].planned.artifacts.host)
+        inputs = synthetic_inputs(newest[0].planned.artifacts.host)
+        if inputs is None:
+            return self._end(plan)
         self._is_timing = True
-        plan.timing = Timing([variant.epoch for variant in contenders] if plan.inputs else [], now + TIMING_S)
+        plan.timing = Timing([variant.epoch for variant in contenders], inputs, now + TIMING_S)
         return [*self._planning.progress(plan), *self.go_on(plan, now)]
 
     def _end(self, plan: ServedPlan) -> list[CoordinatorInstruction]:
-        timing, plan.timing, plan.inputs = plan.timing, None, None
+        timing, plan.timing = plan.timing, None
         plan.policy.begin({} if timing is None else timing.medians())
         return [*self._serve(plan), Log(measured_text(plan), event="serves", model=plan.model, epoch=plan.number)]
 

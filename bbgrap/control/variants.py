@@ -13,6 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
+from bbgrap.protocol.tensors import Inputs
+
 WARM_UP = 2
 """Synthetic requests per variant that are not counted: connections, caches and memory pools settle in them."""
 ROUNDS = 7
@@ -75,8 +77,9 @@ class Timing:
     Invariants: `probe` is the request in flight, of a variant that is still there.
     """
 
-    def __init__(self, epochs: Sequence[int], until: float) -> None:
-        """Time these variants, best until that time."""
+    def __init__(self, epochs: Sequence[int], inputs: Inputs, until: float) -> None:
+        """Time these variants with synthetic inputs, best until that time."""
+        self.inputs = inputs
         self.probe: Probe | None = None
         self._samples: dict[int, list[float]] = {epoch: [] for epoch in epochs}
         self.until = until

@@ -18,6 +18,7 @@ from bbgrap.control.variants import (
 )
 
 PLAN, SINGLE = 1, 2
+NOTHING = (), ()
 
 
 def feed(policy, seconds, count, rng=None):
@@ -51,7 +52,7 @@ def timed(timing, seconds, times=1_000):
 
 
 def test_timing_goes_in_turns_and_does_not_count_the_warm_up():
-    timing = Timing([PLAN, SINGLE], until=100.0)
+    timing = Timing([PLAN, SINGLE], NOTHING, until=100.0)
     order = timed(timing, lambda epoch, number: 9.0 if number <= 2 * WARM_UP else 1.0 * epoch)
     assert order == [PLAN, SINGLE] * (WARM_UP + ROUNDS)
     assert timing.medians() == pytest.approx({PLAN: 1.0, SINGLE: 2.0})
@@ -59,7 +60,7 @@ def test_timing_goes_in_turns_and_does_not_count_the_warm_up():
 
 def test_a_burst_of_disturbance_does_not_decide():
     """The plan is the fastest, but disturbed in three of its turns."""
-    timing = Timing([PLAN, SINGLE], until=100.0)
+    timing = Timing([PLAN, SINGLE], NOTHING, until=100.0)
     disturbed = range(2 * WARM_UP, 2 * WARM_UP + 6)
     timed(timing, lambda epoch, number: {PLAN: 1.75 if number in disturbed else 1.0, SINGLE: 1.4}[epoch])
     medians = timing.medians()
@@ -67,13 +68,13 @@ def test_a_burst_of_disturbance_does_not_decide():
 
 
 def test_slow_models_are_timed_at_least_once_after_a_warm_up():
-    timing = Timing([PLAN, SINGLE], until=1.0)
+    timing = Timing([PLAN, SINGLE], NOTHING, until=1.0)
     assert timed(timing, lambda epoch, number: 10.0 if number > 2 else 5.0) == [PLAN, SINGLE] * 2
     assert timing.medians() == {PLAN: 10.0, SINGLE: 10.0}
 
 
 def test_a_variant_that_is_lost_takes_its_probe_with_it():
-    timing = Timing([PLAN, SINGLE], until=1.0)
+    timing = Timing([PLAN, SINGLE], NOTHING, until=1.0)
     queue = InFlightQueue(PLAN, 1)
     timing.begin(1, queue, 0.0)
     timing.forget(PLAN)
