@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from bbgrap.control.coordinator_instructions import CoordinatorInstruction, ToClient
-from bbgrap.control.membership import Members
 from bbgrap.control.plan_reports import prepared_answer
 from bbgrap.control.plans import ServedPlan
 from bbgrap.protocol.client_messages import Failed
@@ -12,10 +11,8 @@ from bbgrap.protocol.faults import Fault
 CALLER_UNASKED_S = 60.0
 """How long a wait for a plan outlasts a client that does not ask after it. Chosen: its questions may wait behind large inputs."""
 
-NO_AGENT = "no agent is there to work; start one with: bbgrap-agent --join tcp://COORDINATOR:PORT"
 
-
-def answer_callers(plan: ServedPlan, members: Members) -> list[CoordinatorInstruction]:
+def answer_callers(plan: ServedPlan) -> list[CoordinatorInstruction]:
     """Answer who waits for a plan, if it is there, or cannot be."""
     if not plan.callers or (plan.job is not None and not plan.job.spare_for) or plan.timing is not None:
         return []
@@ -31,8 +28,6 @@ def answer_callers(plan: ServedPlan, members: Members) -> list[CoordinatorInstru
         return _refused(plan, Fault.EXECUTION, plan.quarantine)
     if plan.failed and not newest:
         return _refused(plan, *next(iter(plan.failed.values())))
-    if not members.by_name and not members.saw_agents:
-        return _refused(plan, Fault.UNAVAILABLE, NO_AGENT)
     return []
 
 

@@ -11,7 +11,6 @@ from typing import Literal
 from bbgrap.cluster.types import COORDINATOR
 from bbgrap.control.audit import peer_of
 from bbgrap.control.blame import Blame
-from bbgrap.control.callers import NO_AGENT
 from bbgrap.control.coordinator_events import (
     ChunkWritten,
     Compared,
@@ -86,6 +85,8 @@ from bbgrap.protocol.messages import (
     WeightStored,
     WorkerLost,
 )
+
+NO_AGENT = "no agent is there to work; start one with: bbgrap-agent --join tcp://COORDINATOR:PORT"
 
 
 class CoordinatorMachine:
@@ -361,7 +362,7 @@ class CoordinatorMachine:
         files = self.uploads.files_of(message.model)
         if files is None:
             return [_failed(caller, Fault.UNKNOWN_MODEL, "model: the coordinator does not have it; offer it first")]
-        if not self.members.by_name and not self.members.saw_agents:
+        if not self.members.saw_agents:
             return [_failed(caller, Fault.UNAVAILABLE, NO_AGENT)]
         if self.requests.is_known(caller):
             return []

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 
 from bbgrap.control.assignment import RequestAssigner
 from bbgrap.control.audit import RunCounts
-from bbgrap.control.callers import NO_AGENT, answer_callers, callers_overdue
+from bbgrap.control.callers import answer_callers, callers_overdue
 from bbgrap.control.coordinator_events import RequestBroke, RequestDone, RoutingId
 from bbgrap.control.coordinator_instructions import CoordinatorInstruction, Log, StartRequest, ToClient
 from bbgrap.control.coordinator_settings import Settings
@@ -139,7 +139,7 @@ class Requests:
         done += self.planning.consider(plan, now)
         done += self.spares.consider(plan, now)
         done += self.synthetic.go_on(plan, now)
-        done += answer_callers(plan, self.members)
+        done += answer_callers(plan)
         done += self._refuse_lost(plan)
         done += self._start_waiting(plan, now)
         # Then, for a request proves a model as well as what is made up for it.
@@ -178,7 +178,7 @@ class Requests:
         """Answer the requests that nothing will ever run."""
         standby = plan.helper
         if not self.members.by_name:
-            return [] if self.members.saw_agents else self._refuse_waiting(plan, Fault.UNAVAILABLE, NO_AGENT)
+            return []
         will_be_planned = plan.job is not None or plan.variants or not self.planning.has_failed(plan)
         if (will_be_planned and not plan.quarantine) or (standby is not None and self.assigner.can_answer(standby, self.table.now)):
             return []

@@ -96,8 +96,6 @@ class Planning:
             if not plan.callers and not plan.outstanding and not plan.running:
                 del self.plans[plan.key]
                 done += [*self.cancel(plan), *(i for v in list(plan.variants) for i in self.loading.release(v))]
-                # Nobody wants it: it is not planned again.
-                self.loading.touched.pop(plan, None)
         return done
 
     def of_model(self, standby: ServedPlan) -> list[ServedPlan]:
