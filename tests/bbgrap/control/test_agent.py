@@ -38,6 +38,18 @@ def test_weights_that_were_damaged_before_they_were_loaded_are_asked_for_again()
     assert agent.said == [m.Deployed(1)]
 
 
+def test_a_weight_that_is_not_what_it_claims_fails_what_waits_for_it_and_nothing_else():
+    agent = Driven()
+    agent.deploy(1)
+    digest = next(iter(deploy_of(2).weight_types))
+    agent.tell(deploy_of(2))
+    agent.handle(ae.WeightsChecked(2, (digest,)))
+    agent.handle(ae.WeightArrived(digest, 16, complete=True, fault="it has another digest"))
+    assert agent.said == [m.DeploymentFailed(2, "it has another digest")]
+    agent.tell(deploy_of(1))
+    assert agent.said == [m.Deployed(1)]
+
+
 def test_weights_that_a_dead_worker_had_in_part_are_asked_for_again():
     agent = Driven()
     agent.tell(deploy_of(1))

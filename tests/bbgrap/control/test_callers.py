@@ -39,6 +39,13 @@ def test_a_caller_hears_at_its_deadline_that_there_is_no_plan_yet():
     assert isinstance(wire.until_answered(again), c.ModelPrepared)
 
 
+def test_a_caller_is_told_why_there_is_no_plan():
+    wire = joined_wire("a")
+    wire.plan = lambda job: ce.PlanFailed(job.job, c.Fault.PLAN, "it cannot be cut")
+    answer = wire.until_answered(wire.prepare())
+    assert (answer.fault, answer.reason) == (c.Fault.PLAN, "it cannot be cut")
+
+
 def test_callers_that_are_gone_are_forgotten_and_their_plans_with_them():
     wire = joined_wire("a")
     wire.plan = lambda _: None

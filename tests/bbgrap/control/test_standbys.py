@@ -132,6 +132,13 @@ def test_a_node_whose_worker_ends_of_a_copy_is_left_alone_for_a_while_though_its
         assert copy not in standby.variants
     assert standby.refused == {"b": "agent 'b' cannot run the deployment: out of memory"}
     assert [list(variant.parts) for variant in standby.variants] == [["a"]]
+    wire.crash(wire.agent("b"))
+    wire.wait(1.0)
+    assert standby.refused
+    wire.add_agent("b")
+    wire.settle()
+    assert not standby.refused, "a newcomer may have more"
+    assert {name for variant in standby.variants for name in variant.parts} == {"a", "b"}
 
 
 @pytest.mark.parametrize("others", [MUCH_TO_LOAD - 1, MUCH_TO_LOAD])

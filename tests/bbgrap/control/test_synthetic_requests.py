@@ -133,6 +133,36 @@ def test_a_kernel_of_a_proof_that_is_taken_back_may_take_as_long_as_before():
     assert [done.message for done in abandons] == [m.Abandon(start.epoch, number, PROBE_WITHIN_S + SLOWER * ALONE_S)]
 
 
+def test_a_proof_that_fails_proves_that_the_model_ends():
+    wire, call, number = proving()
+    wire.started.clear()
+    wire.to_coordinator(ce.RequestBroke(number, c.Fault.EXECUTION, "division by zero"))
+    for _ in range(5):
+        wire.deliver_all()
+        assert not wire.started, "it is proven"
+        wire.pass_time(0.1)
+    assert isinstance(wire.answer(call), c.ModelPrepared)
+
+
+def test_a_plan_whose_synthetic_requests_do_not_end_serves_all_the_same():
+    wire = joined_wire("a", "b", options=PlanOptions(planner="auto"))
+    call = wire.prepare()
+    reach(wire, "measuring")
+    ((number, start),) = wire.started.items()
+    for _ in range(round(10 * PROBE_WITHIN_S) + 2):
+        assert not wire.answers[call]
+        wire.now += 0.1
+        for agent in list(wire.agents.values()):
+            wire.to_agent(agent, ae.AgentTick(m.Heartbeat(start.epoch, number, 1.0)))
+        wire.to_coordinator(ce.Tick())
+        wire.carry_client(wire.client.tick(wire.now))
+        wire.deliver_all()
+        if number not in wire.started:
+            break
+    assert isinstance(wire.answer(call), c.ModelPrepared)
+    assert number in {dropped for agent in wire.agents.values() for _, dropped in agent.dropped}
+
+
 def unplanned(wire, *names):
     """Agents of these names, two with a copy each of a model that is not planned yet."""
     for name in names:

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from bbgrap.control import agent_events as ae
 from bbgrap.control import coordinator_events as ce
 from bbgrap.control import coordinator_instructions, coordinator_settings, verifying
 from bbgrap.control.audit import EVERY_S
@@ -242,6 +243,21 @@ def test_without_an_end_it_is_taken_back_and_given_up():
     wire.wait(RUN_WITHIN_S)
     assert tally(wire) == {"skipped, no second answer": 1}
     assert is_clean(wire)
+
+
+def test_a_second_run_that_takes_too_long_on_a_busy_node_is_told_and_given_up():
+    wire = stream("a", "b")
+    second = second_run(wire)
+    for variant in wire.coordinator.loading.by_epoch.values():
+        variant.usual_s = RUN_WITHIN_S / 3
+    for _ in range(round(10 * RUN_WITHIN_S) + 2):
+        wire.now += 0.1
+        for agent in list(wire.agents.values()):
+            wire.to_agent(agent, ae.AgentTick(m.Heartbeat(second.epoch, second.request, 1.0)))
+        wire.to_coordinator(ce.Tick())
+        wire.deliver_all()
+    assert any(f"a second run failed on '{wire.nodes_of(second)[0]}': no answer within {RUN_WITHIN_S:g} s" in text for text in wire.told)
+    assert second.request not in wire.started
 
 
 def test_what_cannot_be_compared_is_counted_and_names_nobody():
