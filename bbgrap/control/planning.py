@@ -93,7 +93,7 @@ class Planning:
         for plan in sorted(self.plans.values(), key=lambda plan: plan.asked):
             if len(self.plans) <= MAX_PLANS:
                 break
-            if not plan.callers and not plan.outstanding and not plan.running:
+            if not plan.callers and not plan.outstanding and not plan.running and plan.timing is None:
                 del self.plans[plan.key]
                 done += [*self.cancel(plan), *(i for v in list(plan.variants) for i in self.loading.release(v))]
         return done

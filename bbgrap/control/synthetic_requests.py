@@ -89,9 +89,9 @@ class SyntheticRequests:
         number = next(self._loading.epochs)
         variant.queue.running[number] = now
         self._proofs[number] = _Proof(number, variant, plan, _may_take_s(plan) + state_on_its_way_s(variant))
-        if self._holder is not None and self._holder.timing is not None and self._holder.timing.probe is None:
+        if self._holder is not None:
             # What was about to be timed waits for this one now, but requests do not.
-            self._release_turn(now)
+            self._loading.touch(self._holder)
         return [StartRequest(variant.epoch, number, *inputs)]
 
     def _proved(self, number: int) -> bool:
@@ -279,9 +279,6 @@ class SyntheticRequests:
             elif timing.probe is not None and self._holder is plan and now - timing.probe.started > max(HOLD_S, USUAL * usual_s_of(plan)):
                 # It may be lost, or take as long as it takes: nobody waits for it any longer.
                 self._release_turn(now)
-        if self.has_turn and all(plan is not self._holder for plan, _ in self._timed()):
-            # The plan is not there any more.
-            self._release_turn(now)
         return done
 
     def _runs_long(self, now: float) -> bool:

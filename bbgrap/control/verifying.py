@@ -180,20 +180,18 @@ class Verifying:
 
     # --- how a run ends -----------------------------------------------------------------------------------------------------------
 
-    def _ended(self) -> _Running | None:
-        """Take the run that has ended out of its queue."""
+    def _end(self) -> _Running:
+        """Take the run in flight out of its queue."""
         ended, self._running = self._running, None
-        if ended is not None:
-            del ended.variant.queue.running[ended.number]
-            self._loading.touch(ended.variant.plan)
-            self._loading.touch(ended.check.request.plan)
+        assert ended is not None, "whoever ends it has looked"
+        del ended.variant.queue.running[ended.number]
+        self._loading.touch(ended.variant.plan)
+        self._loading.touch(ended.check.request.plan)
         return ended
 
     def done(self, event: RequestDone) -> list[CoordinatorInstruction]:
-        """Compare the answer of the run with those before."""
-        ended = self._ended()
-        if ended is None:
-            return []
+        """Compare the answer of the run in flight with those before."""
+        ended = self._end()
         check, answer = ended.check, Answer(event.outputs, event.payload)
         self._bytes += answer.nbytes
         check.runs.append(_Run(ended.variant.name, frozenset(ended.variant.parts), answer))
@@ -203,10 +201,8 @@ class Verifying:
         return [Compare(check.request.number, tuple(run.answer for run in check.runs), transfers)]
 
     def failed(self, reason: str) -> list[CoordinatorInstruction]:
-        """Try the run elsewhere: it failed, where another one of the same request did not."""
-        ended = self._ended()
-        if ended is None:
-            return []
+        """Try the run in flight elsewhere: it failed, where another one of the same request did not."""
+        ended = self._end()
         where = _named(ended.variant.parts)
         told = Log(f"{ended.check.what} was answered, but a second run failed on {where}: {reason}", is_warning=True)
         ended.check.failed.add(frozenset(ended.variant.parts))
@@ -214,9 +210,7 @@ class Verifying:
 
     def taken_back(self, variant: Variant) -> list[CoordinatorInstruction]:
         """Try the run again, elsewhere, if its variant is lost."""
-        if self._running is None or self._running.variant is not variant or (ended := self._ended()) is None:
-            return []
-        return self._again(ended)
+        return [] if self._running is None or self._running.variant is not variant else self._again(self._end())
 
     def _again(self, ended: _Running) -> list[CoordinatorInstruction]:
         done = self._loading.abandon(ended.variant, ended.number)
@@ -237,9 +231,7 @@ class Verifying:
 
     def compared(self, event: Compared, now: float) -> list[CoordinatorInstruction]:
         """Count what is the same; of what differs, name the nodes, after a third run if there can be one."""
-        check = self._comparing.pop(event.check, None)
-        if check is None:
-            return []
+        check = self._comparing.pop(event.check)
         if event.faults is None:
             self._bytes -= check.runs.pop().answer.nbytes
             return self._give_up(check)
