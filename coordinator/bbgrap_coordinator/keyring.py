@@ -48,6 +48,9 @@ LOCAL = "local"
 """The token that the coordinator leaves for commands of its own user on its own machine."""
 JOIN = "join"
 """The token that it makes for agents at its first start."""
+HELD_S = 30.0
+"""How long the name of a node that has just enrolled is kept for it until it speaks. Chosen: its worker starts in seconds, with cold disks
+in tens; and one that ended before it spoke, without keeping its key, is away for no longer."""
 MAX_ENTRIES = 4096
 """Keys that are kept; of more, those that were taken back first are forgotten, and then no more are made."""
 
@@ -83,6 +86,8 @@ class KeyRing:
         self._authority = kept.secrets.authority if locks_data else None
         self._signed: dict[str, tuple[bytes, bytes]] = {}
         """The latest request and certificate by key. A node that waits says it again, and uses whichever answer comes first."""
+        self._silent: dict[str, float] = {}
+        """When nodes were enrolled that have not spoken since, by key: they are starting, and have no connection yet."""
         self.data_identity = kept.secrets.identity if locks_data else None
         """What the coordinator shows on the data plane; None if that is plain."""
         self._renew()
@@ -127,6 +132,7 @@ class KeyRing:
         entry = self._entries.get(key_of(identity))
         if entry is None or not entry.is_valid(self._clock()):
             return SHUT_OUT
+        self._silent.pop(entry.key, None)
         if type(message) not in MAY[entry.kind]:
             enrol = "; enrol first" if entry.kind == Role.AGENT.value and isinstance(message, AgentMessage) else ""
             kinds = needed_for(type(message))
@@ -195,8 +201,8 @@ class KeyRing:
         else:
             before = self._named(message.name)
             if before is not None and before.kind == NODE and before.key != message.key:
-                if connections(bytes.fromhex(before.key)):
-                    return Refused(f"the name '{message.name}' is taken by a live agent; choose another with --name", retry=True)
+                if holder := self._holder(before, connections):
+                    return Refused(f"the name '{message.name}' is taken by {holder}; choose another with --name", retry=True)
                 # A machine that has lost its key comes again.
                 replaced.append(replace(before, revoked=self._clock()))
             elif before is None or before.kind != NODE:
@@ -213,7 +219,18 @@ class KeyRing:
             authority = self._authority.certificate
             fingerprint = fingerprint_of(ssl.PEM_cert_to_DER_cert(certificate.decode()))
         self._change(*replaced, replace(entry, fingerprint=fingerprint))
+        if by.kind != NODE:
+            self._silent[message.key] = self._clock()
         return Enrolled(certificate, authority)
+
+    def _holder(self, node: KeyRecord, connections: Callable[[bytes], int]) -> str:
+        """Return who has a node's name, in words; empty if nobody does any more."""
+        if connections(bytes.fromhex(node.key)):
+            return "a live agent"
+        now = self._clock()
+        # A clock that was set back holds nothing.
+        self._silent = {key: since for key, since in self._silent.items() if 0 <= now - since < HELD_S}
+        return "another agent, which has just enrolled and is starting" if node.key in self._silent else ""
 
     # --- tokens -----------------------------------------------------------------------------------------------------------------------
 

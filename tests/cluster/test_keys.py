@@ -155,6 +155,31 @@ def test_a_node_needs_its_token_once(cluster, tmp_path):
     assert "does not know the key" in refused.stderr.splitlines()[-1]
 
 
+def test_of_two_machines_with_one_name_that_start_together_one_joins_and_the_other_is_told(cluster, tmp_path):
+    """The second took the first one's key, and the first ended with the words that its key had been revoked."""
+    (tmp_path / "token").write_text(token(cluster, "yard", "agent"))
+    command = ["bbgrap-agent", "--join", cluster.address, "--name", "twin", "--threads", "1", "--until-eof"]
+    command += ["--token-file", str(tmp_path / "token")]
+    twins, logs = [], [tmp_path / "first.log", tmp_path / "second.log"]
+    for log in logs:
+        own = ["--keys-dir", str(tmp_path / f"{log.stem}-keys"), "--cache-dir", str(tmp_path / f"{log.stem}-cache")]
+        with log.open("wb") as stream:
+            twins.append(subprocess.Popen([*command, *own], stdin=subprocess.PIPE, stdout=stream, stderr=stream))
+    try:
+        until(lambda: any(twin.poll() is not None for twin in twins), 2 * WITHIN_S, lambda: "\n".join(log.read_text() for log in logs))
+        (ended,) = (log.read_text() for log, twin in zip(logs, twins, strict=True) if twin.poll() is not None)
+        assert "the name 'twin' is taken by" in ended.splitlines()[-1]
+        assert "choose another with --name" in ended.splitlines()[-1]
+        assert "twin" in {node.name for node in cluster.connection.nodes()}
+        assert [key.revoked for key in cluster.connection.tokens() if key.name == "twin"] == [0.0]
+    finally:
+        for twin in twins:
+            twin.stdin.close()
+        for twin in twins:
+            twin.wait(WITHIN_S)
+    until(lambda: "twin" not in {node.name for node in cluster.connection.nodes()})
+
+
 @pytest.mark.faults
 def test_another_version_is_told_so(cluster):
     control = ControlClient(zmq.Context.instance(), cluster.address, lambda: Credentials().lock(cluster.address))

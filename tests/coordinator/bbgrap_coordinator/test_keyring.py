@@ -248,6 +248,7 @@ def test_a_node_renews_its_own_certificate_and_enrols_nobody(house):
 def test_a_name_belongs_to_the_machine_that_lives(house):
     token = house.token("agent", "hall")
     first, _, _ = house.enrol("left", token)
+    house.ring.refusal(first, AGENT[0])  # it has spoken
     house.connected.add(first[:32])
     _, answer, _ = house.enrol("left", token)
     assert answer == Refused("the name 'left' is taken by a live agent; choose another with --name", retry=True)
@@ -266,6 +267,29 @@ def test_a_name_belongs_to_the_machine_that_lives(house):
         assert isinstance(answer, Refused), name
     answer, _ = house.do(Enrol("third", second[:32].hex(), b""), house.peer(token))
     assert "this key is known already" in answer.reason
+
+
+def test_the_name_of_a_node_that_is_starting_is_its_own_until_it_speaks_and_not_for_long(house):
+    """Of two machines with one host name, the second took the first one's key, and the first was told that its key had been revoked."""
+    token = house.token("agent", "hall")
+    first, _, _ = house.enrol("host", token)
+    _, answer, ended = house.enrol("host", token)
+    taken = "the name 'host' is taken by another agent, which has just enrolled and is starting; choose another with --name"
+    assert (answer, ended) == (Refused(taken, retry=True), [])
+    assert house.ring.admits(first[:32])
+    _, answer, _ = house.enrol("host-2", token)
+    assert isinstance(answer, Enrolled)
+    answer, _ = house.do(Enrol("host", first[:32].hex(), REQUEST), house.peer(token))
+    assert isinstance(answer, Enrolled)  # said again
+    house.now += keyring.HELD_S
+    second, answer, ended = house.enrol("host", token)
+    assert (type(answer), ended) == (Enrolled, [first[:32]])
+    house.ring.refusal(second, AGENT[0])
+    third, answer, _ = house.enrol("host", token)  # it has spoken, and is gone
+    assert isinstance(answer, Enrolled)
+    house.now -= 3600
+    _, answer, ended = house.enrol("host", token)
+    assert (type(answer), ended) == (Enrolled, [third[:32]])
 
 
 def test_names_and_roles_that_are_none_are_wrong_usage(house):
