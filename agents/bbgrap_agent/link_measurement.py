@@ -6,6 +6,7 @@ asked can answer. Laws: these functions are for other threads than the executor'
 
 from __future__ import annotations
 
+import logging
 import queue
 import secrets
 import statistics
@@ -29,6 +30,8 @@ _TRIES_S = (0.3, 0.5)
 """How long an answer may take, the first and the second time; a first question may come before a peer knows that it may answer."""
 _EXECUTOR_WAIT_S = 60.0
 """How long this agent's own executor may be in a kernel before it sends anything. Chosen."""
+
+_log = logging.getLogger("bbgrap.agent")
 
 Pongs = queue.SimpleQueue[int]
 """The numbers of the questions that were answered."""
@@ -64,6 +67,35 @@ class AnsweredPeers:
         """Note that messages to an address may have been lost."""
         with self._lock:
             self._by_epoch = {epoch: frozenset(peer for peer in peers if peer[0] != address) for epoch, peers in self._by_epoch.items()}
+
+
+class SilentPeers:
+    """The peers that gave no answer when links were last tried; for any thread.
+
+    Laws: who gives none twice in a row is named in this node's log, once: people read that first, and it would end with `joined`, though
+    nobody reaches this node. One that has ended is not tried twice.
+    """
+
+    def __init__(self, own_address: str) -> None:
+        self._own_address = own_address
+        self._lock = threading.Lock()
+        self._times: dict[str, int] = {}
+        """How often in a row, by name."""
+
+    def tried(self, peers: Iterable[Peer], missing: Iterable[Peer]) -> None:
+        """Take what a trial of these peers has found."""
+        silent = {peer.name for peer in missing}
+        with self._lock:
+            for peer in peers:
+                before = self._times.pop(peer.name, 0)
+                if peer.name in silent:
+                    self._times[peer.name] = before + 1
+                    if before == 1:
+                        where = f"at {peer.address}, or is not reached by it at {self._own_address}"
+                        why = "are both data ports open, and both addresses those that others reach them by (--advertise)?"
+                        _log.warning("this node does not reach '%s' %s: %s", peer.name, where, why)
+                elif before > 1:
+                    _log.info("this node and '%s' reach each other again", peer.name)
 
 
 def unreachable(peers: Sequence[Peer], executor: Executor, tries_s: Sequence[float] = _TRIES_S) -> tuple[Peer, ...]:

@@ -63,7 +63,7 @@ from bbgrap.transport.tcp import TcpDataPlane
 from bbgrap_agent.confinement import confine_worker
 from bbgrap_agent.executor import Executor
 from bbgrap_agent.introduction import introduce
-from bbgrap_agent.link_measurement import AnsweredPeers, measure_links, unreachable
+from bbgrap_agent.link_measurement import AnsweredPeers, SilentPeers, measure_links, unreachable
 from bbgrap_agent.loading import load, reachable
 from bbgrap_agent.pipe import FROM_WORKER, TO_WORKER, Pipe
 from bbgrap_agent.progress import WorkerProgress
@@ -129,6 +129,7 @@ class Worker:
         """Those that are not answered; one whose event is set is to end."""
         self._answering: frozenset[tuple[str, str]] = frozenset()
         self._answered = AnsweredPeers()
+        self._silent = SilentPeers(join.data_address)
 
     def run(self) -> None:
         """Work until the nanny ends, or wants the end.
@@ -289,7 +290,9 @@ class Worker:
         peers = reachable(trial.peers, self._settings.coordinator_host)
         while True:
             try:
-                return LinksTried(trial.trial, tuple(peer.device for peer in unreachable(peers, self._executor)))
+                missing = unreachable(peers, self._executor)
+                self._silent.tried(peers, missing)
+                return LinksTried(trial.trial, tuple(peer.device for peer in missing))
             except ExecutionError as error:  # a kernel keeps this side from asking, which says nothing about the others
                 _log.info("links are tried again: %s", error)
 

@@ -108,9 +108,11 @@ class Links:
                 # One that computes answers late, one that is about to be taken for dead never, and one whose worker has just been started
                 # anew not at all: none says anything of the link. Each agent looks itself whether it reaches the others, before.
                 if pair not in self.apart:
-                    why = f"is its data port open, and its address the one that others reach it by (--advertise)? If so, {LONG_ONES_LOST}"
-                    text = f"'{member.name}' does not reach '{peer.name}' at {peer.address}: {why}"
-                    told.append(Log(text, event="link lost", node=member.name))
+                    # There or back: an answer may be lost as well as the question.
+                    own = member.join.data_address
+                    why = "are both data ports open, and both addresses those that others reach them by (--advertise)? If so,"
+                    text = f"'{member.name}' does not reach '{peer.name}' at {peer.address}, or is not reached by it at {own}: {why}"
+                    told.append(Log(f"{text} {LONG_ONES_LOST}", event="link lost", node=member.name))
                 self.apart[pair] = now
         return set(self.apart) != before, told
 

@@ -58,6 +58,30 @@ def test_a_cluster_speaks_ipv6(tmp_path, monkeypatch):
         log.close()
 
 
+def test_an_agent_that_nobody_reaches_reads_so_in_its_own_log_too(tmp_path):
+    """As behind a router that translates addresses: it read `joined` and no more, and the coordinator asked for the wrong end's port."""
+    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path), "XDG_CONFIG_HOME": str(tmp_path)}
+    ready, logs, started = tmp_path / "ready", [tmp_path / "coordinator.log", tmp_path / "agent.log"], []
+
+    def start(log, *command):
+        with log.open("wb") as stream:
+            started.append(subprocess.Popen([str(word) for word in command], env=environment, stdout=stream, stderr=stream))
+
+    def said(*texts):
+        until(lambda: all(all(text in log.read_text() for text in texts) for log in logs), why=lambda: [log.read_text() for log in logs])
+
+    try:
+        start(logs[0], "bbgrap-coordinator", "--bind", "tcp://127.0.0.1:0", "--ready-file", ready)
+        until(ready.exists, why=logs[0].read_text)
+        start(logs[1], "bbgrap-agent", "--join", ready.read_text(), "--name", "away", "--threads", 1, "--advertise", "198.51.100.7")
+        said("does not reach 'coordinator' at tcp://127.0.0.1:", "or is not reached by it at tcp://198.51.100.7:", "--advertise")
+    finally:
+        for process in reversed(started):
+            process.terminate()
+        for process in started:
+            process.wait(30)
+
+
 def test_without_an_address_there_must_be_one_in_the_environment(monkeypatch):
     monkeypatch.delenv("BBGRAP_COORDINATOR", raising=False)
     with pytest.raises(UsageError, match="set BBGRAP_COORDINATOR="):

@@ -5,7 +5,7 @@ import time
 from contextlib import contextmanager
 
 from bbgrap_agent.executor import Executor
-from bbgrap_agent.link_measurement import AnsweredPeers, measure_link, unreachable
+from bbgrap_agent.link_measurement import AnsweredPeers, SilentPeers, measure_link, unreachable
 
 from bbgrap.protocol.data import Frame, Kind
 from bbgrap.protocol.messages import Peer
@@ -112,3 +112,18 @@ def test_a_peer_is_asked_once_while_something_is_deployed_that_sends_to_it():
     answered.forget(9)
     answered.forget(9)
     assert answered.unasked((one,)) == [one]
+
+
+def test_who_does_not_answer_twice_in_a_row_is_named_once_in_this_nodes_own_log(caplog):
+    peers = tuple(Peer(device, name, f"tcp://{name}:1") for device, name in enumerate("abc"))
+    silent = SilentPeers("tcp://10.0.0.5:1")
+    with caplog.at_level("INFO", "bbgrap.agent"):
+        silent.tried(peers, peers[:2])
+        silent.tried(peers[1:], peers[2:])  # b answers again, nobody asks a
+        assert not caplog.messages
+        for _ in range(3):
+            silent.tried(peers[:1], peers[:1])
+        (line,) = caplog.messages
+        assert line.startswith("this node does not reach 'a' at tcp://a:1, or is not reached by it at tcp://10.0.0.5:1: ")
+        silent.tried(peers, ())
+        assert caplog.messages[1:] == ["this node and 'a' reach each other again"]
