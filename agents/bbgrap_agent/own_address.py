@@ -31,7 +31,10 @@ def own_address(coordinator: str) -> str:
             probe.connect((host.strip("[]"), int(port)))
             found = str(probe.getsockname()[0])
         except OSError as error:
-            raise ClusterUnavailableError(f"coordinator '{coordinator}': its host cannot be found: {error.strerror or error}") from error
+            what = (
+                "its host cannot be found" if isinstance(error, socket.gaierror) else "there is no way to it from here; is the network up?"
+            )
+            raise ClusterUnavailableError(f"coordinator '{coordinator}': {what}: {error.strerror or error}") from error
     return f"[{found}]" if family == socket.AF_INET6 else found
 
 

@@ -97,7 +97,9 @@ class ThrottledListener:
         self._most = min(MOST_OPEN, _granted() // 2)
         if _granted() < FEW:
             _log.warning(
-                "the system grants %d descriptors: a crowd of strangers can use them up; %d are better (ulimit -Hn)", _granted(), FEW
+                "the system grants %d descriptors: a crowd of strangers can use them up, and nodes too; %d are better (ulimit -Hn)",
+                _granted(),
+                FEW,
             )
 
     def throttle(self, refused: int = 0) -> None:
@@ -105,20 +107,27 @@ class ThrottledListener:
         now = time.monotonic()
         self._left = min(REFUSED_AT_ONCE, self._left + (now - self._looked) * REFUSED_PER_S) - (refused - self._refused)
         self._looked, self._refused = now, refused
-        shut = self._left < 0 or _open_now() > self._most
+        found = _open_now()
+        shut = self._left < 0 or found > self._most
         if shut == self._shut:
             return
         self._shut = shut
         if shut and now > self._told + TOLD_EVERY_S:
             self._told = now
-            what = f"more than {REFUSED_PER_S:g} unknown keys a second" if self._left < 0 else f"more than {self._most} connections"
-            _log.warning("%s: new connections wait until strangers have gone", what)
+            _log.warning("%s", self._why_shut(found))
         with suppress(OSError), socket.socket(fileno=os.dup(self._listener)) as listener:
             if not shut:
                 hear_all(listener)
             elif not hear_only(listener, ()) and not self._told_cannot:
                 self._told_cannot = True
                 _log.warning("%s", CANNOT_SHUT)
+
+    def _why_shut(self, found: int) -> str:
+        if self._left < 0:
+            return f"more than {REFUSED_PER_S:g} unknown keys a second: new connections wait until strangers have gone"
+        # Where few are granted, nodes and files take them: nobody is to look for strangers.
+        few = f"; the system grants {_granted()}, {FEW} are better (ulimit -Hn)" if _granted() < FEW else ""
+        return f"{found} descriptors are open, files and connections: new connections wait until there are {self._most} at most{few}"
 
 
 def _granted() -> int:

@@ -1,5 +1,7 @@
 """That a machine has another address than before; `tests/network/test_two_hosts.py` shows what an agent does then."""
 
+import errno
+import socket
 import time
 
 import pytest
@@ -53,3 +55,14 @@ def test_a_host_that_cannot_be_found_may_be_there_later():
     with pytest.raises(ClusterUnavailableError, match=r"'tcp://nobody\.invalid:7070': its host cannot be found") as raised:
         own_address("tcp://nobody.invalid:7070")
     assert raised.value.exit_code == 3
+
+
+def test_a_machine_without_a_network_is_not_told_that_a_host_cannot_be_found(monkeypatch):
+    """As before a network is up, or without the loopback device: the host was given by its address."""
+
+    def connect(self, place):
+        raise OSError(errno.ENETUNREACH, "Network is unreachable")
+
+    monkeypatch.setattr(socket, "socket", type("Unconnected", (socket.socket,), {"connect": connect}))
+    with pytest.raises(ClusterUnavailableError, match=r"no way to it from here; is the network up\?: Network is unreachable"):
+        own_address("tcp://127.0.0.1:7070")

@@ -90,6 +90,24 @@ def test_a_listener_is_shut_while_too_many_keys_are_wrong():
                 assert time.monotonic() < until
 
 
+def test_that_the_system_grants_few_descriptors_is_not_laid_to_strangers(monkeypatch, caplog):
+    """With `ulimit -n 64` the second node of a cluster was not let in, `until strangers have gone`."""
+    few, many = "bbgrap.transport.admission._granted", "bbgrap.transport.admission._open_now"
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        for granted, said in (
+            (64, "33 descriptors are open, files and connections: new connections wait until there are 32 at most"),
+            (1 << 20, ""),
+        ):
+            monkeypatch.setattr(few, lambda granted=granted: granted)
+            monkeypatch.setattr(many, lambda granted=granted: 33 if granted == 64 else 8193)
+            caplog.clear()
+            throttled = ThrottledListener(listener.fileno())
+            throttled.throttle()
+            assert said in caplog.messages[-1]
+            assert "strangers" not in caplog.messages[-1]
+            assert ("(ulimit -Hn)" in caplog.messages[-1]) == (granted == 64)
+
+
 SERVER = """
 import resource, sys
 resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
