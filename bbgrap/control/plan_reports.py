@@ -34,7 +34,11 @@ def why_not(plan: ServedPlan) -> str:
         return next(reason for _, reason in plan.failed.values())
     if away := who_is_away(plan):
         return away
-    return "the plan's links are being tried" if plan.variants else "a plan is made when more requests come with these shapes"
+    if plan.variants:
+        return "the plan's links are being tried"
+    if plan.latest_failure:
+        return f"{plan.latest_failure}; it is tried again when requests come"
+    return "a plan is made when more requests come with these shapes"
 
 
 def who_is_away(plan: ServedPlan) -> str:

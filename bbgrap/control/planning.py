@@ -212,7 +212,7 @@ class Planning:
             return []
         names, places = tuple(m.name for m in able), tuple(m.place for m in able)
         cluster = self._cluster(able, plan)
-        plan.failed = {}
+        plan.failed, plan.latest_failure = {}, ""
         plan.job = Job(next(self.loading.epochs), world, names, places, bases=bases, is_ahead=is_ahead)
         return [StartPlanning(plan.job.number, plan.files, plan.shapes, cluster, plan.options, bases), *self.progress(plan)]
 

@@ -215,6 +215,8 @@ class ServedPlan:
     """When it was last asked for, in seconds."""
     failed: dict[str, tuple[Fault, str]] = field(default_factory=dict)
     """Why there is no plan for a world."""
+    latest_failure: str = ""
+    """Why it could not be made when that was tried last; `failed` is forgotten when it may be tried again."""
     failures: int = 0
     """How often in a row it could not be made."""
     again_at: float = float("inf")
@@ -340,6 +342,7 @@ class ServedPlan:
     def fails(self, world: str, fault: Fault, reason: str, now: float) -> None:
         """Note that it cannot be made for a world, and when that may be tried again: later each time."""
         self.failed[world] = (fault, reason)
+        self.latest_failure = reason
         self.wait(now)
 
     def wait(self, now: float) -> None:

@@ -5,9 +5,11 @@ from dataclasses import replace
 import pytest
 
 from bbgrap.cluster.types import COORDINATOR, LinkProfile, NodeProfile
+from bbgrap.control import coordinator_events as ce
 from bbgrap.control.coordinator_events import Noticed
 from bbgrap.control.coordinator_instructions import Log
 from bbgrap.control.coordinator_settings import Settings
+from bbgrap.control.plans import FIRST_AGAIN_S
 from bbgrap.control.request_statistics import MAX_COUNTED, MAX_EVENTS, MAX_GONE, OTHERS
 from bbgrap.planners.options import PlanOptions
 from bbgrap.protocol import client_messages as c
@@ -113,6 +115,21 @@ def test_who_serves_and_why():
     (model,) = told(wire).models
     assert (model.plans[0].serves, model.plans[0].nodes) == ("standby", ("a",))
     assert model.plans[0].why in {"b is away", "a plan is being made", "the plan is being loaded"}
+
+
+def test_why_there_is_no_plan_is_told_as_long_as_none_is_tried_again():
+    """Of a model that fits no node it was told, after two seconds, that its plan would be made when more requests came."""
+    wire, reason = joined_wire("a", "b"), "it fits the memory of these nodes in no split"
+    wire.plan = wire.standby = lambda start: ce.PlanFailed(start.job, c.Fault.PLAN, reason)
+    assert reason in wire.until_answered(wire.prepare()).reason
+    wire.wait(FIRST_AGAIN_S + 60)
+    (plan,) = told(wire).models[0].plans
+    assert (plan.serves, plan.why) == ("nobody", f"{reason}; it is tried again when requests come")
+    wire.plan = lambda _: None
+    wire.prepare()
+    wire.settle_for(0.5)
+    (plan,) = told(wire).models[0].plans
+    assert plan.why == "a plan is being made"
 
 
 def test_why_a_slower_variant_serves_is_that_an_agent_of_the_faster_one_is_away():
