@@ -58,13 +58,15 @@ def nodes(coordinator: Coordinator = "", token_file: TokenFile = None, insecure:
 
 def _columns(node: NodeStatus, share: float, *, verifies: bool) -> Mapping[str, object]:
     """Return what is shown of a node, by what it is called."""
+    from bbgrap.observing.text import memory_text  # not for `--help`
+
     columns: dict[str, object] = {
         "name": node.name,
         "state": node.state,
         "address": node.address,
         "threads": node.threads,
         "cores": node.cores,
-        "memory": f"{node.memory_bytes / (1 << 30):.1f} GiB",
+        "memory": memory_text(node.memory_bytes),
         "used": f"{node.used_bytes / (1 << 20):,.0f} MiB",
         "standby": f"{node.standby_bytes / (1 << 20):,.0f} MiB",
         "bbgrap": node.version,

@@ -53,6 +53,11 @@ def age_text(seconds: float) -> str:
 # --- parts ----------------------------------------------------------------------------------------------------------------------
 
 
+def memory_text(count: int) -> str:
+    """Return how much memory that is, in the larger unit that does not round it to nothing."""
+    return f"{count / (1 << 30):.1f} GiB" if count >= 1 << 30 else f"{count / (1 << 20):,.0f} MiB"
+
+
 def _head(status: Status) -> list[str]:
     alive = [node for node in status.nodes if node.state == "alive"]
     counts = [_count(len(alive), "node"), _count(len(status.models), "model")]
@@ -108,7 +113,7 @@ def _nodes(status: Status) -> list[str]:
 def _node(node: NodeStatus, now: float) -> tuple[str, ...]:
     if node.state != "alive":
         return node.name, node.state, node.version, "-", "-", "-", "-", f"{age_text(now - node.since)} ago"
-    free = f"{node.free_bytes / (1 << 30):.1f} GiB" if node.free_bytes else "-"
+    free = memory_text(node.free_bytes) if node.free_bytes else "-"
     return node.name, node.state, node.version, str(node.cores), f"{node.busy:.0%}", free, str(node.running), age_text(now - node.since)
 
 

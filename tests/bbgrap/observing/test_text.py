@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 
 from bbgrap.observing.rates import rates_between
-from bbgrap.observing.text import age_text, status_text, top_text
+from bbgrap.observing.text import age_text, memory_text, status_text, top_text
 from bbgrap.protocol.status_messages import ClusterEvent, LinkStatus
 from tests.bbgrap.observing.statuses import NOW, STATUS, later
 
@@ -38,6 +38,13 @@ def test_a_variant_that_names_its_node_names_it_once():
 def test_other_versions_are_said():
     nodes = (replace(STATUS.nodes[0], version="0.2.0"), *STATUS.nodes[1:])
     assert "different versions run: 0.1.0, 0.2.0" in status_text(replace(STATUS, nodes=nodes), 80)
+
+
+def test_little_memory_is_not_none():
+    """A container that leaves plans 50 MiB had `0.0 GiB`, while an error said what was needed and had in MB."""
+    nodes = (replace(STATUS.nodes[0], free_bytes=50 << 20), *STATUS.nodes[1:])
+    assert "50 MiB" in status_text(replace(STATUS, nodes=nodes), 140)
+    assert [memory_text(count) for count in (1 << 20, 1000 << 20, 3 << 29)] == ["1 MiB", "1,000 MiB", "1.5 GiB"]
 
 
 def test_an_empty_cluster_says_what_to_do():
