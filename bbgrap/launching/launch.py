@@ -274,5 +274,8 @@ def _checked(host: Host, reply: HostReply) -> HostState:
 
 
 def _without_excuse(state: HostState) -> HostState:
-    """Return the state of an agent that had time to join, with what is wrong if it has not."""
+    """Return the state of an agent that had time to join, with what is wrong if it has not, or if it is not this file's."""
+    if state.process == "stopped" and state.cluster == "alive":
+        how = "was it started otherwise, or is the file called otherwise since? 'cluster: NAME' in it keeps the old name"
+        return replace(state, fault=f"an agent of this name has joined that this file has not started: {how}")
     return replace(state, fault="it runs, but has not joined") if state.pid and not state.cluster else state

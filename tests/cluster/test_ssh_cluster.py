@@ -103,3 +103,21 @@ def test_a_host_that_does_not_start_is_told_and_the_others_are_stopped(hosts):
     assert {state.process for state in Launch(read_hosts(hosts)).status()} <= {"stopped", "ended"}
     with pytest.raises(bbgrap.UsageError, match=r"expected 1 to 3 agents, .* got 4"):
         bbgrap.SSHCluster(hosts, agents=4)
+
+
+def test_an_agent_that_runs_while_its_hosts_file_has_got_another_name_is_not_just_stopped(hosts):
+    """It was `stopped`, `alive` and `it does not run` in one line."""
+    with bbgrap.SSHCluster(hosts, agents=1):
+        document = yaml.safe_load(hosts.read_text())
+        del document["coordinator"]["ssh"]
+        renamed = hosts.with_name("renamed.yaml")
+        renamed.write_text(yaml.safe_dump(document))
+        left, right, _ = Launch(read_hosts(renamed)).status()
+        assert (left.process, left.cluster) == ("stopped", "alive")
+        assert "has joined that this file has not started" in left.fault
+        assert "'cluster: NAME'" in left.fault
+        assert (right.process, right.cluster, right.fault) == ("stopped", "", "it does not run")
+        document["cluster"] = "hosts"
+        renamed.write_text(yaml.safe_dump(document))
+        left, *_ = Launch(read_hosts(renamed)).status()
+        assert (left.process, left.cluster) == ("runs", "alive")
