@@ -146,7 +146,9 @@ def measure_link(peer: Peer, executor: Executor) -> LinkProfile | None:
     finally:
         executor.post(lambda: executor.end_pings([peer], asked))
     round_trip = statistics.median(times)
-    seconds = max(statistics.median(bulk[1:]) - round_trip / 2, 1e-6)  # the first one finds pages that nobody has touched
+    took = statistics.median(bulk[1:])  # the first one finds pages that nobody has touched
+    # A large answer takes no less than a small one: where the small ones took longer, the machine was busy meanwhile.
+    seconds = max(took - min(round_trip, took) / 2, 1e-6)
     return LinkProfile(peer.name, rounded(_BULK_BYTES / seconds), rounded(round_trip))
 
 

@@ -4,6 +4,7 @@ import threading
 import time
 from contextlib import contextmanager
 
+import pytest
 from bbgrap_agent.executor import Executor
 from bbgrap_agent.link_measurement import AnsweredPeers, SilentPeers, measure_link, unreachable
 
@@ -38,6 +39,15 @@ def test_a_link_is_measured_if_the_peer_may_answer(monkeypatch):
     assert link.peer == "b"
     assert link.round_trip_s > 0
     assert link.bandwidth_bytes_per_s > 0
+
+
+def test_small_answers_that_took_longer_than_large_ones_make_no_link_faster_than_memory(monkeypatch):
+    """On a busy machine: a link had 8,400,000 Mbit/s, which is 1 MiB in the least time that is told, and plans were made for it."""
+    monkeypatch.setattr("bbgrap_agent.link_measurement._ping", lambda executor, peer, size, asked: 1.5e-3 if size else 4e-3)
+    with running(InprocNetwork()) as one:
+        link = measure_link(Peer(1, "b", "inproc://b"), one)
+    assert link.round_trip_s == pytest.approx(4e-3)
+    assert link.bandwidth_bytes_per_s == pytest.approx((1 << 20) / 0.75e-3, rel=0.05)
 
 
 def peer_of(device, executor):
