@@ -17,7 +17,6 @@ from bbgrap.shapemap import Interval, ShapeMap
 from bbgrap.tdl.language import ALL, Access, Description, Expression, Index, Opaque, Quotient, ScalarCall, Sum, operand
 from bbgrap.tdl.operators.common import (
     Reads,
-    cropped,
     doubled,
     first_read,
     is_lone_row,
@@ -158,7 +157,7 @@ def _conv_by_runs(
 def describe_conv_transpose(site: Site) -> Description | None:
     """out[n, c, o...] = Sum over ci, k... of x[n, ci, (o + P - k * D) / S...] * w[ci, c, k...] where the division is exact.
 
-    With groups a tile's channels are computed in whole groups, and cropped.
+    Of groups, channel c takes filter c % Co of its own group.
     """
     batch, channels, *space = site.output_shape
     windows = windows_of(site, site.shape(0)[2:], site.integers("kernel_shape", site.shape(1)[2:]))
@@ -169,19 +168,16 @@ def describe_conv_transpose(site: Site) -> Description | None:
         return None  # the kernel refuses it
     per_in, per_out = site.shape(1)[0] // groups, site.shape(1)[1]
     n, c, ci = Index("n", batch), Index("c", channels), Index("ci", per_in)
-    within = Index("co", per_out)
     s, k = spatial("s", tuple(space)), spatial("k", tuple(w.kernel for w in windows))
     begins = transposed_pad_begins(site, windows)
     positions = tuple(
         Quotient(si - ki * w.dilation + begin, w.stride, exact=True) for w, si, ki, begin in zip(windows, s, k, begins, strict=True)
     )
-    group = c // per_out
-    source = ci if groups == 1 else group * per_in + ci
-    filters = c if groups == 1 else within
+    source = ci if groups == 1 else c // per_out * per_in + ci
+    filters = c if groups == 1 else c % per_out
     body: Expression = Sum((ci, *k), operand(0)[n, source, *positions] * operand(1)[source, filters, *k])
     if site.has(2):
-        bias = c if groups == 1 else group * per_out + within
-        body = ScalarCall("add", (body, operand(2)[(bias,)]))
+        body = ScalarCall("add", (body, operand(2)[(c,)]))
     return Description((n, c, *s), body)
 
 
@@ -198,22 +194,19 @@ def transposed_pad_begins(site: Site, windows: tuple[Window, ...]) -> tuple[int,
 
 def localize_conv_transpose(site: Site, region: ShapeMap, reads: Reads) -> tuple[LocalNode, ...]:
     """Compute what the local input reaches and crop it by the pads; where it reaches too little, `output_padding` adds zeros."""
+    if first_read(reads).is_empty:
+        return _only_bias(site, region.shape)
     windows = windows_of(site, site.shape(0)[2:], site.integers("kernel_shape", site.shape(1)[2:]))
-    groups, per_out = site.integer("group", 1), site.shape(1)[1]
-    if groups == 1:
-        return _transposed(site, region, reads, windows, len(region.axes[1]), 1)
-    own = spatial_interval(site, region, 1)
-    first, last = own.start // per_out, -(-own.stop // per_out)
-    nodes = _transposed(site, region, reads, windows, (last - first) * per_out, last - first)
-    return cropped(nodes, region, {1: (own.start - first * per_out, (last - first) * per_out)})
+    attributes = _transposed_attributes(site, region, first_read(reads), windows)
+    per_out = site.shape(1)[1]
+    runs = [run for r in region.axes[1].ranges for run in _group_runs(r, per_out)]
+    if attributes["group"] == 1 or len(runs) == 1:
+        count = 1 if attributes["group"] == 1 else _groups_in(runs[0], per_out)
+        return (LocalNode("ConvTranspose", operands_of(site, reads), {**attributes, "group": count}),)
+    return _transposed_by_runs(site, reads, attributes, runs)
 
 
-def _transposed(
-    site: Site, region: ShapeMap, reads: Reads, windows: tuple[Window, ...], channels: int, groups: int
-) -> tuple[LocalNode, ...]:
-    read = first_read(reads)
-    if read.is_empty:
-        return _only_bias(site, (region.shape[0], channels, *region.shape[2:]))
+def _transposed_attributes(site: Site, region: ShapeMap, read: ShapeMap, windows: tuple[Window, ...]) -> dict[str, Attribute]:
     begins, ends, extra = [], [], []
     for axis, (window, begin) in enumerate(zip(windows, transposed_pad_begins(site, windows), strict=True)):
         piece, source = spatial_interval(site, region, axis + 2), read.axes[axis + 2].hull
@@ -222,8 +215,32 @@ def _transposed(
         ends.append(max(0, -missing))
         extra.append(max(0, missing))
     kept = {k: v for k, v in site.node.attributes.items() if k not in ("pads", "auto_pad", "output_padding", "output_shape")}
-    changed: dict[str, Attribute] = {**kept, "pads": (*begins, *ends), "output_padding": tuple(extra), "group": groups}
-    return (LocalNode("ConvTranspose", operands_of(site, reads), changed),)
+    return {**kept, "pads": (*begins, *ends), "output_padding": tuple(extra), "group": site.integer("group", 1)}
+
+
+def _transposed_by_runs(site: Site, reads: Reads, attributes: dict[str, Attribute], runs: list[Interval]) -> tuple[LocalNode, ...]:
+    """One ConvTranspose per run of whole groups, or of channels inside one: so none is computed that the tile does not have."""
+    weights = reads[1]
+    assert weights is not None, "described, so its weights are read"
+    per_in, per_out = site.shape(1)[0] // site.integer("group", 1), site.shape(1)[1]
+    nodes: list[LocalNode] = []
+    done: list[LocalOperand] = []
+    taken = 0
+    for run in runs:
+        count, stop = _groups_in(run, per_out), taken + len(run)
+        x = first_read(reads).axes[1].position_of(run.start // per_out * per_in)
+        row, column = weights.axes[0].position_of(run.start // per_out * per_in), weights.axes[1].position_of(run.start % per_out)
+        nodes.append(sliced(Input(0), x, x + count * per_in, 1))
+        nodes.append(sliced(Input(1), row, row + count * per_in, 0))
+        nodes.append(sliced(Result(len(nodes) - 1), column, column + len(run) // count, 1))
+        operands: list[LocalOperand] = [Result(len(nodes) - 3), Result(len(nodes) - 1)]
+        if site.has(2):
+            nodes.append(sliced(Input(2), taken, stop, 0))
+            operands.append(Result(len(nodes) - 1))
+        nodes.append(LocalNode("ConvTranspose", tuple(operands), {**attributes, "group": count}))
+        done.append(Result(len(nodes) - 1))
+        taken = stop
+    return (*nodes, LocalNode("Concat", tuple(done), {"axis": 1}))
 
 
 def _only_bias(site: Site, shape: tuple[int, ...]) -> tuple[LocalNode, ...]:
