@@ -51,8 +51,8 @@ __all__ = [
     "write_graph",
 ]
 
-_VARIADIC_OUTPUTS = frozenset({"Split", "If", "Loop", "Scan", "SplitToSequence"})
-"""Operators that count their outputs: one that is left out gets a name, so that the number stays."""
+_COUNTED_OUTPUTS = frozenset({"Split", "If", "Loop", "Scan", "SplitToSequence"} | {"EmbedLayerNormalization", "QEmbedLayerNormalization"})
+"""Operators that count their outputs, or whose inference does: one that is left out gets a name, so that the number stays."""
 
 
 MAX_VALUE_BYTES = 1 << 40
@@ -189,7 +189,7 @@ def _node(item: NodeProto, domain: str, taken: set[str]) -> Node:
     outputs = list(item.output)
     label = next((output for output in outputs if output), "")
     name = unique_name(item.name or f"{item.op_type}_{label}", taken)
-    if item.op_type in _VARIADIC_OUTPUTS:
+    if item.op_type in _COUNTED_OUTPUTS:
         outputs = [output or f"{name}.unused{k}" for k, output in enumerate(outputs)]
     attributes = {attribute.name: _plain(item, attribute) for attribute in item.attribute}
     return Node(name, item.op_type, trimmed(item.input), trimmed(outputs), attributes, domain)
