@@ -17,6 +17,7 @@ _SHAPE = "a few numbers that follow from shapes; a model with concrete shapes ha
 _CONSTANT = "depends on parameters alone: folded into a constant on entry, or so small that one machine makes it"
 _SEVERAL = "has several outputs that belong together, and neither may be absent"
 _MAP = "a map is no tensor, so it has no regions"
+_CACHE = "writes into its cache at a place that only the run tells"
 _TEXT = "text: strings have no fixed size, and its work is small"
 
 _STANDARD: dict[str, str] = {
@@ -46,9 +47,12 @@ _STANDARD: dict[str, str] = {
     "Split": "replaced on entry by one Slice per output, which splits",
 }  # fmt: skip
 _MICROSOFT: dict[str, str] = {
-    "EmbedLayerNormalization": _SEVERAL,
+    "DecoderMaskedMultiHeadAttention": _CACHE,
+    **dict.fromkeys(("EmbedLayerNormalization", "QEmbedLayerNormalization"), _SEVERAL),
+    "MatMulBnb4": "reads its packed weights whole: their blocks go on from column to column",
     "QAttention": "reads its packed weights whole; where it can be, it is replaced by what can be divided",
     "QLinearReduceMean": "onnxruntime has no kernel of it for processors",
+    "SparseAttention": _CACHE,
 }
 _ESTIMATORS = dict.fromkeys(("CastMap", "DictVectorizer", "ZipMap"), _MAP)
 
