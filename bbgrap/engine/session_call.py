@@ -14,8 +14,10 @@ from typing import Any
 import numpy as np
 import onnxruntime as ort
 
-from bbgrap.engine.sessions import declared_type
-from bbgrap.graph.types import Array, DType, TensorType
+from bbgrap.engine.sessions import declared_type, make_session
+from bbgrap.graph.onnx_io import write_graph
+from bbgrap.graph.types import Array, DType, Graph, Node, TensorType
+from bbgrap.graph.weights import make_weight
 from bbgrap.protocol.values import Numbers, Value, pack_value, unpack_value
 
 SessionCall = Callable[[Sequence[Array]], Sequence[Array]]
@@ -95,11 +97,26 @@ def run_values(session: ort.InferenceSession, names: Sequence[str], feeds: dict[
         found |= dict(zip(plain, _run(session.run, plain, given), strict=True))
     if rest := [name for name in names if name in exotic]:
         # `run` gives no arrays of such numbers; this way takes tensors only.
-        tensors = {
-            name: value if isinstance(value, ort.OrtValue) else ort.OrtValue.ortvalue_from_numpy(value) for name, value in given.items()
-        }
+        tensors = {name: _tensor(value) for name, value in given.items()}
         found |= {name: _content(value) for name, value in zip(rest, _run(session.run_with_ort_values, rest, tensors), strict=True)}
     return [found[name] for name in names]
+
+
+def _tensor(value: Any) -> ort.OrtValue:  # noqa: ANN401 - whatever onnxruntime takes, or refuses
+    if isinstance(value, ort.OrtValue):
+        return value
+    if isinstance(value, np.ndarray) and value.dtype.kind in "OUS":
+        return _text(value)
+    return ort.OrtValue.ortvalue_from_numpy(value)
+
+
+def _text(array: Array) -> ort.OrtValue:
+    """Return texts as a tensor. onnxruntime makes none of an array, but a session of nothing but these answers with one."""
+    weight = make_weight("given", array.astype(object))
+    nodes, types = (Node("copy", "Identity", ("given",), ("text",)),), dict.fromkeys(("given", "text"), weight.type)
+    graph = Graph("text", nodes, (), ("text",), {"given": weight}, types, {"": 17})
+    session = make_session(write_graph(graph, weights="inline").data, threads=1, optimize=False)
+    return session.run_with_ort_values(["text"], {})[0]
 
 
 def _made(numbers: Numbers) -> ort.OrtValue:

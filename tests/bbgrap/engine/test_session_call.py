@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import numpy as np
 import onnx
 import pytest
+from onnx import TensorProto, helper
 
 from bbgrap.cluster import Cluster
 from bbgrap.compiler.artifacts import Artifacts
@@ -20,9 +22,11 @@ from bbgrap.engine.session_call import run_values
 from bbgrap.engine.sessions import make_session
 from bbgrap.graph import DType, Graph
 from bbgrap.graph.onnx_read import read_model
+from bbgrap.graph.onnx_types import array_of_content
 from bbgrap.planners.bbgrap import all_descriptions
 from bbgrap.planners.options import PlanOptions
 from bbgrap.planners.plan import Plan, Tile, whole_output
+from bbgrap.protocol.values import Numbers
 from bbgrap.runtime.schedule import LocalReceive
 from bbgrap.session.signature import Signature
 from bbgrap.session.values import unpacked_output
@@ -86,3 +90,16 @@ def test_values_are_run_as_onnxruntime_runs_them() -> None:
     session = make_session(proto.SerializeToString(), threads=1)
     names = ["longer", "y"]
     assert same(run_values(session, names, dict(feed)), session.run(names, feed))
+
+
+@pytest.mark.parametrize("kind", [object, str])
+def test_texts_become_numbers_of_16_bits(kind: type) -> None:
+    nodes = [helper.make_node("Cast", ["s"], ["f"], to=TensorProto.FLOAT), helper.make_node("Cast", ["f"], ["y"], to=TensorProto.BFLOAT16)]
+    given = helper.make_tensor_value_info("s", TensorProto.STRING, [2, 2])
+    made = [helper.make_tensor_value_info(*end, [2, 2]) for end in (("f", TensorProto.FLOAT), ("y", TensorProto.BFLOAT16))]
+    model = helper.make_model(helper.make_graph(nodes, "g", [given], made), opset_imports=[helper.make_opsetid("", 17)], ir_version=10)
+    session = make_session(model.SerializeToString(), threads=1)
+    floats, shorter = run_values(session, ["f", "y"], {"s": np.array([["1", "2.5"], ["-3", "1e3"]], kind)})
+    assert isinstance(shorter, Numbers)
+    assert np.array_equal(floats, [[1, 2.5], [-3, 1000]])
+    assert np.array_equal(array_of_content(shorter.code, shorter.shape, shorter.content).astype(np.float32), floats)
