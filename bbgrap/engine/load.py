@@ -22,6 +22,7 @@ from bbgrap.engine.quantized import FLOAT_FUSIONS, is_quantized
 from bbgrap.engine.sessions import make_session
 from bbgrap.engine.true_types import typed_graph
 from bbgrap.errors import ModelError
+from bbgrap.graph.onnx_few_bits import accuracy_levels
 from bbgrap.graph.onnx_free import has_free_inputs, moving_axes
 from bbgrap.graph.onnx_group_norms import with_plain_group_norms
 from bbgrap.graph.onnx_io import OnnxModel, as_model_error, read_model, with_input_shapes
@@ -29,7 +30,7 @@ from bbgrap.graph.onnx_opset import as_old_as_its_operators
 from bbgrap.graph.onnx_read import checker_fault
 from bbgrap.graph.onnx_subnormal import without_subnormal_weights
 from bbgrap.graph.types import Graph
-from bbgrap.tdl.bit_sensitive import CHOOSING, CONTROL, ROUNDING
+from bbgrap.tdl.bit_sensitive import CHOOSING, CONTROL, INT8_ACTIVATIONS, ROUNDING
 
 JUMPS = ROUNDING | CHOOSING | CONTROL
 """Operators behind which other bits may be another answer."""
@@ -111,10 +112,13 @@ def folded(model: OnnxModel, shapes: Mapping[str, tuple[int, ...]]) -> OnnxModel
 def fold(model: OnnxModel) -> OnnxModel:
     """Apply onnxruntime's basic optimisations; to a quantized model also those that bring it into its integer form.
 
+    One whose products round what they read to bytes gets them all, too: a bias added by the product, or by the node behind it, has other
+    last bits than one added by itself, as a piece would that has no part of the product.
+
     Raises:
         ModelError: if onnxruntime cannot load the model.
     """
-    quantized = is_quantized(model)
+    quantized = is_quantized(model) or INT8_ACTIVATIONS in accuracy_levels(model)
     level = ort.GraphOptimizationLevel.ORT_ENABLE_ALL if quantized else ort.GraphOptimizationLevel.ORT_ENABLE_BASIC
     folded = optimized(*model.detached(), level, model.name, without=FLOAT_FUSIONS if quantized else ())
     added = {op for op in folded.operators - model.operators if op[0]}
