@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from bbgrap.graph.types import Array
 
 DEFAULT_BYTES = 1 << 30
-"""Of all states, where the agent's memory is not known. Chosen."""
+"""Of all states, where nobody says. Chosen."""
 PART = 0.25
 """Of the memory that an agent declares, what states may take. Chosen: weights, maps and the system need the rest."""
 MAX_SEQUENCES = 65_536
@@ -29,6 +29,11 @@ Owner = tuple[int, int]
 
 Left = Mapping[int, tuple[Array, ...]]
 """What a sequence has here, by the number of the request that left it."""
+
+
+def bytes_for_states(asked: int, memory_bytes: int) -> int:
+    """Return what the states of an agent may take: what its user asked for, else (0) a part of the memory that it declares."""
+    return asked or int(PART * memory_bytes)
 
 
 class SequenceStates:

@@ -67,7 +67,7 @@ from bbgrap_agent.link_measurement import AnsweredPeers, SilentPeers, measure_li
 from bbgrap_agent.loading import load, reachable
 from bbgrap_agent.pipe import FROM_WORKER, TO_WORKER, Pipe
 from bbgrap_agent.progress import WorkerProgress
-from bbgrap_agent.sequence_states import DEFAULT_BYTES, PART, SequenceStates
+from bbgrap_agent.sequence_states import SequenceStates, bytes_for_states
 from bbgrap_agent.shared_segments import SharedSegments
 from bbgrap_agent.speed_fitting import Check
 from bbgrap_agent.weights import WeightStore
@@ -119,7 +119,7 @@ class Worker:
             self._say,
             on_broken=self._broken,
             progress=progress,
-            states=SequenceStates(settings.state_bytes or int(PART * join.memory_bytes) or DEFAULT_BYTES),
+            states=SequenceStates(bytes_for_states(settings.state_bytes, join.memory_bytes)),
         )
         self._loader = ThreadPoolExecutor(1, "loader")
         self._links = ThreadPoolExecutor(_LINK_THREADS, "links")

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from bbgrap_agent.deployment import Deployment
 from bbgrap_agent.executor import Executor
-from bbgrap_agent.sequence_states import SequenceStates
+from bbgrap_agent.sequence_states import SequenceStates, bytes_for_states
 
 from bbgrap.errors import RemoteProtocolError
 from bbgrap.graph.types import DType
@@ -20,6 +20,11 @@ HOST = 1
 
 def row(value):
     return (np.full(2, value, np.float32),)
+
+
+@pytest.mark.parametrize(("asked", "memory_bytes", "room"), [(0, 4 << 30, 1 << 30), (0, 1, 0), (5, 1, 5)])
+def test_states_take_a_part_of_the_memory_however_little_that_is(asked, memory_bytes, room):
+    assert bytes_for_states(asked, memory_bytes) == room
 
 
 def test_a_request_that_was_interrupted_is_repeated_from_the_last_whole_state():
