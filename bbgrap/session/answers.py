@@ -32,7 +32,10 @@ class PreparedPlan:
 
     def summary(self) -> str:
         """Return a few lines for people."""
-        lines = [f"{self.report.get('planner', 'plan')} on {len(self.agents)} nodes: {', '.join(self.agents)}"]
+        used: Sequence[str] = self.report.get("nodes_used") or self.agents
+        of_all = f"{len(used)} of " if len(used) < len(self.agents) else ""
+        nodes = f"{of_all}{len(self.agents)} node{'s' * (len(self.agents) != 1)}"
+        lines = [f"{self.report.get('planner', 'plan')} on {nodes}: {', '.join(used)}"]
         times = {key: self.report.get(key) for key in ("predicted_ms", "predicted_single_node_ms")}
         lines += [f"{key.removesuffix('_ms').replace('_', ' ')}: {ms:.2f} ms" for key, ms in times.items() if isinstance(ms, int | float)]
         for stage in ("initial", "optimized"):
