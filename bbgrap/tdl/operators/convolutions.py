@@ -6,6 +6,7 @@ piece is padded by its zero point as the whole is.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
@@ -28,6 +29,9 @@ from bbgrap.tdl.operators.common import (
 )
 from bbgrap.tdl.operators.windows import Window, is_odd, local_attributes, map_axes, output_axes, spatial, windows_of
 from bbgrap.tdl.rule import ConstantOperand, Input, LocalNode, LocalOperand, OperatorRule, Result, Site, operands_of, register
+
+Cut = tuple[int, int, int, int]
+"""Of an operand, from where to where along which axis."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +101,7 @@ def localize_conv(site: Site, region: ShapeMap, reads: Reads, form: ConvOperands
         node = LocalNode(site.node.op, operands_of(site, reads), {**attributes, "group": count}, site.node.domain)
         is_lone = form is CONV and is_lone_row(site, region, channel, per_group, form.weights)
         return _with_two_channels(node, channel) if is_lone else (node,)
-    return _conv_by_runs(site, region, reads, attributes, runs, form)
+    return _by_runs(site, reads, attributes, runs, partial(_cuts_of_conv, site, reads, form))
 
 
 def _with_two_channels(conv: LocalNode, channel: int) -> tuple[LocalNode, ...]:
@@ -123,34 +127,39 @@ def _groups_in(run: Interval, per_group: int) -> int:
     return (run.stop - 1) // per_group - run.start // per_group + 1
 
 
-def _conv_by_runs(
-    site: Site, region: ShapeMap, reads: Reads, attributes: dict[str, Attribute], runs: list[Interval], form: ConvOperands
-) -> tuple[LocalNode, ...]:
-    read = first_read(reads)
+def _cuts_of_conv(site: Site, reads: Reads, form: ConvOperands, run: Interval, taken: int) -> Iterator[Cut]:
     channel = map_axes(site).channel
     per_out, per_in = site.output_shape[channel] // site.integer("group", 1), site.shape(form.weights)[1]
+    first, stop = first_read(reads).axes[channel].position_of(run.start // per_out * per_in), taken + len(run)
+    yield 0, first, first + _groups_in(run, per_out) * per_in, channel
+    for o in (form.weights, *(o for o in form.per_channel if not is_scalar(site, o))):
+        yield o, taken, stop, 0
+    if form.residual is not None and site.has(form.residual):
+        yield form.residual, taken, stop, channel
+
+
+def _by_runs(
+    site: Site, reads: Reads, attributes: dict[str, Attribute], runs: Sequence[Interval], cuts: Callable[[Interval, int], Iterable[Cut]]
+) -> tuple[LocalNode, ...]:
+    """One operator per run of whole groups, or of channels inside one, so that none is computed that the tile does not have.
+
+    `cuts` are what a run reads, behind so many channels of the tile.
+    """
+    channel = map_axes(site).channel
+    per_out = site.output_shape[channel] // site.integer("group", 1)
     nodes: list[LocalNode] = []
     done: list[LocalOperand] = []
     taken = 0
-
-    def cut(source: LocalOperand, start: int, stop: int, axis: int) -> Result:
-        nodes.append(sliced(source, start, stop, axis))
-        return Result(len(nodes) - 1)
-
     for run in runs:
-        count, stop = _groups_in(run, per_out), taken + len(run)
-        first = read.axes[channel].position_of(run.start // per_out * per_in)
         operands = list(operands_of(site, reads))
-        operands[0] = cut(Input(0), first, first + count * per_in, channel)
-        operands[form.weights] = cut(Input(form.weights), taken, stop, 0)
-        for o in form.per_channel:
-            if not is_scalar(site, o):
-                operands[o] = cut(Input(o), taken, stop, 0)
-        if form.residual is not None and site.has(form.residual):
-            operands[form.residual] = cut(Input(form.residual), taken, stop, channel)
-        nodes.append(LocalNode(site.node.op, tuple(operands), {**attributes, "group": count}, site.node.domain))
+        for number, start, stop, axis in cuts(run, taken):
+            source = operands[number]
+            assert source is not None, "what is cut is there"
+            nodes.append(sliced(source, start, stop, axis))
+            operands[number] = Result(len(nodes) - 1)
+        nodes.append(LocalNode(site.node.op, tuple(operands), {**attributes, "group": _groups_in(run, per_out)}, site.node.domain))
         done.append(Result(len(nodes) - 1))
-        taken = stop
+        taken += len(run)
     return (*nodes, LocalNode("Concat", tuple(done), {"axis": channel}))
 
 
@@ -203,7 +212,7 @@ def localize_conv_transpose(site: Site, region: ShapeMap, reads: Reads) -> tuple
     if attributes["group"] == 1 or len(runs) == 1:
         count = 1 if attributes["group"] == 1 else _groups_in(runs[0], per_out)
         return (LocalNode("ConvTranspose", operands_of(site, reads), {**attributes, "group": count}),)
-    return _transposed_by_runs(site, reads, attributes, runs)
+    return _by_runs(site, reads, attributes, runs, partial(_cuts_of_transposed, site, reads))
 
 
 def _transposed_attributes(site: Site, region: ShapeMap, read: ShapeMap, windows: tuple[Window, ...]) -> dict[str, Attribute]:
@@ -218,29 +227,18 @@ def _transposed_attributes(site: Site, region: ShapeMap, read: ShapeMap, windows
     return {**kept, "pads": (*begins, *ends), "output_padding": tuple(extra), "group": site.integer("group", 1)}
 
 
-def _transposed_by_runs(site: Site, reads: Reads, attributes: dict[str, Attribute], runs: list[Interval]) -> tuple[LocalNode, ...]:
-    """One ConvTranspose per run of whole groups, or of channels inside one: so none is computed that the tile does not have."""
+def _cuts_of_transposed(site: Site, reads: Reads, run: Interval, taken: int) -> Iterator[Cut]:
     weights = reads[1]
     assert weights is not None, "described, so its weights are read"
     per_in, per_out = site.shape(1)[0] // site.integer("group", 1), site.shape(1)[1]
-    nodes: list[LocalNode] = []
-    done: list[LocalOperand] = []
-    taken = 0
-    for run in runs:
-        count, stop = _groups_in(run, per_out), taken + len(run)
-        x = first_read(reads).axes[1].position_of(run.start // per_out * per_in)
-        row, column = weights.axes[0].position_of(run.start // per_out * per_in), weights.axes[1].position_of(run.start % per_out)
-        nodes.append(sliced(Input(0), x, x + count * per_in, 1))
-        nodes.append(sliced(Input(1), row, row + count * per_in, 0))
-        nodes.append(sliced(Result(len(nodes) - 1), column, column + len(run) // count, 1))
-        operands: list[LocalOperand] = [Result(len(nodes) - 3), Result(len(nodes) - 1)]
-        if site.has(2):
-            nodes.append(sliced(Input(2), taken, stop, 0))
-            operands.append(Result(len(nodes) - 1))
-        nodes.append(LocalNode("ConvTranspose", tuple(operands), {**attributes, "group": count}))
-        done.append(Result(len(nodes) - 1))
-        taken = stop
-    return (*nodes, LocalNode("Concat", tuple(done), {"axis": 1}))
+    count, source = _groups_in(run, per_out), run.start // per_out * per_in
+    x, row = first_read(reads).axes[1].position_of(source), weights.axes[0].position_of(source)
+    column = weights.axes[1].position_of(run.start % per_out)
+    yield 0, x, x + count * per_in, 1
+    yield 1, row, row + count * per_in, 0
+    yield 1, column, column + len(run) // count, 1
+    if site.has(2):
+        yield 2, taken, taken + len(run), 0
 
 
 def _only_bias(site: Site, shape: tuple[int, ...]) -> tuple[LocalNode, ...]:
