@@ -17,6 +17,7 @@ from functools import partial
 
 from bbgrap.cluster.types import LinkProfile
 from bbgrap.errors import ExecutionError
+from bbgrap.protocol.addresses import apart_text
 from bbgrap.protocol.messages import Peer
 from bbgrap.transport.pings import LONG_BYTES
 from bbgrap_agent.executor import Executor
@@ -91,9 +92,7 @@ class SilentPeers:
                 if peer.name in silent:
                     self._times[peer.name] = before + 1
                     if before == 1:
-                        where = f"at {peer.address}, or is not reached by it at {self._own_address}"
-                        why = "are both data ports open, and both addresses those that others reach them by (--advertise)?"
-                        _log.warning("this node does not reach '%s' %s: %s", peer.name, where, why)
+                        _log.warning("this node %s", apart_text(peer.name, peer.address, self._own_address))
                 elif before > 1:
                     _log.info("this node and '%s' reach each other again", peer.name)
 

@@ -31,9 +31,8 @@ def own_address(coordinator: str) -> str:
             probe.connect((host.strip("[]"), int(port)))
             found = str(probe.getsockname()[0])
         except OSError as error:
-            what = (
-                "its host cannot be found" if isinstance(error, socket.gaierror) else "there is no way to it from here; is the network up?"
-            )
+            is_unknown = isinstance(error, socket.gaierror)
+            what = "its host cannot be found" if is_unknown else "there is no way to it from here; is the network up?"
             raise ClusterUnavailableError(f"coordinator '{coordinator}': {what}: {error.strerror or error}") from error
     return f"[{found}]" if family == socket.AF_INET6 else found
 

@@ -14,6 +14,7 @@ from bbgrap.cluster.types import COORDINATOR
 from bbgrap.control.coordinator_instructions import CoordinatorInstruction, HostPings, Log, ToAgent
 from bbgrap.control.membership import Member, Members
 from bbgrap.control.to_coordinator import LONG_ONES_LOST
+from bbgrap.protocol.addresses import apart_text
 from bbgrap.protocol.messages import AnswerPings, LinksTried, Peer, TryLinks
 
 AGAIN_S = 2.0
@@ -108,11 +109,8 @@ class Links:
                 # One that computes answers late, one that is about to be taken for dead never, and one whose worker has just been started
                 # anew not at all: none says anything of the link. Each agent looks itself whether it reaches the others, before.
                 if pair not in self.apart:
-                    # There or back: an answer may be lost as well as the question.
-                    own = member.join.data_address
-                    why = "are both data ports open, and both addresses those that others reach them by (--advertise)? If so,"
-                    text = f"'{member.name}' does not reach '{peer.name}' at {peer.address}, or is not reached by it at {own}: {why}"
-                    told.append(Log(f"{text} {LONG_ONES_LOST}", event="link lost", node=member.name))
+                    text = apart_text(peer.name, peer.address, member.join.data_address)
+                    told.append(Log(f"'{member.name}' {text} If so, {LONG_ONES_LOST}", event="link lost", node=member.name))
                 self.apart[pair] = now
         return set(self.apart) != before, told
 

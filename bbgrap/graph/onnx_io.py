@@ -51,7 +51,7 @@ __all__ = [
     "write_graph",
 ]
 
-_COUNTED_OUTPUTS = frozenset({"Split", "If", "Loop", "Scan", "SplitToSequence"} | {"EmbedLayerNormalization", "QEmbedLayerNormalization"})
+_COUNTED_OUTPUTS = frozenset({"EmbedLayerNormalization", "If", "Loop", "QEmbedLayerNormalization", "Scan", "Split", "SplitToSequence"})
 """Operators that count their outputs, or whose inference does: one that is left out gets a name, so that the number stays."""
 
 

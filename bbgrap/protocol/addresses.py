@@ -17,6 +17,12 @@ def host_of(address: str) -> str:
     return split_address(address)[0]
 
 
+def apart_text(peer: str, address: str, own_address: str) -> str:
+    """Return what a node does that got no answer from a peer, and what may be wrong: the answer may be lost as well as the question."""
+    why = "are both data ports open, and both addresses those that others reach them by (--advertise)?"
+    return f"does not reach '{peer}' at {address}, or is not reached by it at {own_address}: {why}"
+
+
 def place_of(address: str, fingerprint: str) -> str:
     """Return one text for an address and who is there; that of a plain data plane is the address itself."""
     return f"{address}#{fingerprint}" if fingerprint else address
