@@ -69,7 +69,7 @@ def typed_graph(model: OnnxModel, *, hides_sizes: bool = False, known: Mapping[s
             asked.clear()
             ranks.clear()
             continue
-        unknown = [name for name, kind in graph.types.items() if kind.shape is None and name not in {*asked, *graph.inputs}]
+        unknown = [n for n, kind in graph.types.items() if kind.shape is None and not kind.onnx and n not in {*asked, *graph.inputs}]
         found, their_ranks = _declared_by_runtime(graph, seen, unknown) if unknown else ({}, {})
         ranks |= their_ranks
         if not found:

@@ -73,7 +73,9 @@ def type_of(proto: TypeProto) -> TensorType:
     if not proto.WhichOneof("value"):
         return UNKNOWN
     if not proto.HasField("tensor_type") or dtype_of(tensor.elem_type) not in STORABLE:
-        return TensorType(DType.OTHER, None, _without_shape(proto))
+        # Of what is in an optional value the shape stays: without, onnxruntime takes it for a scalar's, and refuses what follows from that.
+        whole = proto.SerializeToString(deterministic=True) if proto.HasField("optional_type") else _without_shape(proto)
+        return TensorType(DType.OTHER, None, whole)
     dims = [dim.dim_value if dim.HasField("dim_value") and dim.dim_value >= 0 else None for dim in tensor.shape.dim]
     shape = tuple(size for size in dims if size is not None)
     known = tensor.HasField("shape") and len(shape) == len(dims)

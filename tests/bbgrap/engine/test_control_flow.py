@@ -296,3 +296,25 @@ def test_a_body_is_told_the_rank_of_what_comes_from_another_device(scales: bool,
     artifacts = export(compile_plan(Plan("by hand", graph, Cluster.even(2), tiles), all_descriptions(graph)).optimized)
     (got,) = simulate(artifacts, [feed[name] for name in graph.inputs], local_kernels(artifacts))
     assert same(got, make_session(path, threads=1).run(None, feed)[0])
+
+
+def test_a_branch_is_told_the_shape_of_what_is_in_an_optional_value(tmp_path: Path) -> None:
+    """onnxruntime takes sizes that a `Resize` reads out of one for none, where it does not know that there are four."""
+    reads = node("OptionalGetElement", "perhaps", "sizes")
+    scales = helper.make_node("Resize", ["hidden", "", "", "sizes"], ["scaled"], mode="nearest")
+    branches = {
+        "then_branch": helper.make_graph([reads, scales], "scale", [], [untyped("scaled")]),
+        "else_branch": helper.make_graph([node("Relu", "hidden", "kept")], "keep", [], [untyped("kept")]),
+    }
+    outer = [
+        node("Conv", "x w", "hidden"),
+        node("Optional", "four", "perhaps"),
+        helper.make_node("If", ["large"], ["chosen"], name="if", **branches),
+        node("Relu", "chosen", "y"),
+    ]
+    weights = {"w": normal(1, 2, 3, 1, 1), "four": np.array([1, 2, 16, 16])}
+    path = tmp_path / "model.onnx"
+    onnx.save(model_of(outer, {"x": [1, 3, 8, 8], "large": []}, ["y"], weights, kinds={"large": B}), path)
+    for large in (False, True):
+        graph = compared(path, {"x": normal(2, 1, 3, 8, 8), "large": np.array(large)})
+        assert {item.op for item in graph.nodes} >= {"Optional", "If"}
