@@ -2,7 +2,8 @@
 
     handshake   admits(key)             may it connect?              (from ZeroMQ's thread)
     message     refusal(who, message)   may its role say this?       (every message: an open connection outlasts its key by moments)
-    keys        answer(who, message)    enrol, create, list, revoke, rotate
+    keys        answer(who, message)    enrol, create, list, revoke, rotate; where these change something, it is first
+                take(change)            put on the disk, by another thread, and then holds
     time        ended()                 whose connections are to be ended
 
 Laws: whatever changes is on the disk before anybody is told; a secret leaves this process in the answer to who asked for a token only.
@@ -13,7 +14,7 @@ from __future__ import annotations
 import ssl
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import chain, count
 from pathlib import Path
 from typing import assert_never
@@ -42,7 +43,7 @@ from bbgrap.transport.control_server import key_of
 from bbgrap.transport.identity import fingerprint_of
 from bbgrap.transport.locks import KeyPair, ServerLock
 from bbgrap.user_folders import write_private
-from bbgrap_coordinator.key_file import KeyRecord, SavedKeys, read_keys, write_keys
+from bbgrap_coordinator.key_file import KeyRecord, SavedKeys, Secrets, read_keys, write_keys
 
 LOCAL = "local"
 """The token that the coordinator leaves for commands of its own user on its own machine."""
@@ -59,6 +60,30 @@ SHUT_OUT = (
 )
 
 KeyAnswer = ClientAnswer | Enrolled | Refused
+
+
+@dataclass(frozen=True, slots=True)
+class KeyChange:
+    """Keys as they shall be: all of them, in their file, and those of the coordinator's own tokens."""
+
+    path: Path
+    secrets: Secrets
+    entries: Mapping[bytes, KeyRecord]
+    token_files: Mapping[Path, str | None]
+    """Their texts; None: removed."""
+
+    def write(self) -> None:
+        """Put it on the disk; from any thread.
+
+        Raises:
+            OSError: if it cannot be written.
+        """
+        write_keys(self.path, SavedKeys(self.secrets, tuple(self.entries.values())))
+        for path, text in self.token_files.items():
+            if text is None:
+                path.unlink(missing_ok=True)
+            else:
+                write_private(path, text)
 
 
 class KeyRing:
@@ -146,34 +171,35 @@ class KeyRing:
             return f"node '{entry.name}' shows a certificate that was not made for it; start it anew"
         return ""
 
-    def answer(self, identity: bytes, message: KeyMessage, connections: Callable[[bytes], int]) -> KeyAnswer:
-        """Do what an allowed message asks for; return the answer. `ended` then says which connections shall end."""
+    def answer(self, identity: bytes, message: KeyMessage, connections: Callable[[bytes], int]) -> tuple[KeyAnswer, KeyChange | None]:
+        """Return the answer to an allowed message, and what is to be written before it is given; None: nothing is."""
         try:
             match message:
                 case Enrol():
                     return self._enrol(identity, message, connections)
                 case CreateToken():
                     self._check_name(message.name)
-                    token, entry = self._made(_role(message.role), message.name, message.lasts_s)
-                    return TokenMade(message.call, token.text, self._status(entry, 0))
+                    token, entry = self._new(_role(message.role), message.name, message.lasts_s)
+                    return TokenMade(message.call, token.text, _status(entry)), self._changed(entry)
                 case ListTokens():
-                    return Tokens(message.call, self._statuses(connections))
+                    return Tokens(message.call, _statuses(self._entries, connections)), None
                 case RevokeToken():
                     gone = self._find(message.name)
-                    self._change(replace(gone, revoked=self._clock()))
-                    if gone.name in {LOCAL, JOIN}:
-                        self.token_file(gone.name).unlink(missing_ok=True)
-                    return Tokens(message.call, self._statuses(connections))
+                    own = {gone.name: None} if gone.name in {LOCAL, JOIN} else {}
+                    change = self._changed(replace(gone, revoked=self._clock()), **own)
+                    return Tokens(message.call, _statuses(change.entries, connections)), change
                 case RotateToken():
                     return self._rotate(message)
                 case _:
                     assert_never(message)
         except BbgrapError as error:
-            return _refused_call(message, str(error), Fault.of(error))
-        except OSError as error:
-            # A disk that is full may have room again: a node that has just started shall not be away for good.
-            why = f"keys: nothing has changed, for they cannot be written: {error.strerror or error}"
-            return _refused_call(message, why, retry=True)
+            return _refused_call(message, str(error), Fault.of(error)), None
+
+    def take(self, change: KeyChange) -> None:
+        """Let hold what is on the disk. `ended` then says which connections shall end."""
+        self._entries = dict(change.entries)
+        self._signed = {key: kept for key, kept in self._signed.items() if bytes.fromhex(key) in self._entries}
+        self._renew()
 
     def ended(self) -> list[bytes]:
         """Return the keys that were taken back, replaced or have expired since this was asked."""
@@ -191,25 +217,26 @@ class KeyRing:
         entry = self._named(message.name)
         return entry is not None and entry.kind == NODE and entry.key == message.key
 
-    def _enrol(self, identity: bytes, message: Enrol, connections: Callable[[bytes], int]) -> Enrolled | Refused:
+    def _enrol(self, identity: bytes, message: Enrol, connections: Callable[[bytes], int]) -> tuple[Enrolled | Refused, KeyChange | None]:
         by, key = self._entries[key_of(identity)], bytes.fromhex(message.key)
         replaced: list[KeyRecord] = []
         if by.kind == NODE:
             if key != key_of(identity) or message.name != by.name:
-                return Refused(f"node '{by.name}' may renew its own certificate only; enrol others with a token", retry=False)
+                return Refused(f"node '{by.name}' may renew its own certificate only; enrol others with a token", retry=False), None
             entry = by
         else:
             before = self._named(message.name)
             if before is not None and before.kind == NODE and before.key != message.key:
                 if holder := self._holder(before, connections):
-                    return Refused(f"the name '{message.name}' is taken by {holder}; choose another with --name", retry=True)
+                    return Refused(f"the name '{message.name}' is taken by {holder}; choose another with --name", retry=True), None
                 # A machine that has lost its key comes again.
                 replaced.append(replace(before, revoked=self._clock()))
             elif before is None or before.kind != NODE:
                 self._check_name(message.name)
             if key in self._entries and (before is None or before.key != message.key):
-                return Refused("this key is known already, under another name, or was taken back; make a new one", retry=False)
-            entry = KeyRecord(message.key, NODE, message.name, self._clock(), by=by.name)
+                return Refused("this key is known already, under another name, or was taken back; make a new one", retry=False), None
+            known = before if before is not None and before.key == message.key else None
+            entry = replace(known or KeyRecord(message.key, NODE, message.name, self._clock()), by=by.name)
         certificate, authority, fingerprint = b"", b"", ""
         if self._authority is not None:  # first: a request that is none changes nothing
             before_request, certificate = self._signed.get(message.key, (b"", b""))
@@ -218,10 +245,11 @@ class KeyRing:
             self._signed[message.key] = message.request, certificate
             authority = self._authority.certificate
             fingerprint = fingerprint_of(ssl.PEM_cert_to_DER_cert(certificate.decode()))
-        self._change(*replaced, replace(entry, fingerprint=fingerprint))
         if by.kind != NODE:
             self._silent[message.key] = self._clock()
-        return Enrolled(certificate, authority)
+        entry, answer = replace(entry, fingerprint=fingerprint), Enrolled(certificate, authority)
+        # A node says it again while it waits: then nothing is to be written.
+        return answer, None if self._entries.get(key) == entry else self._changed(*replaced, entry)
 
     def _holder(self, node: KeyRecord, connections: Callable[[bytes], int]) -> str:
         """Return who has a node's name, in words; empty if nobody does any more."""
@@ -244,27 +272,27 @@ class KeyRing:
         return token if token.server == self._pair.public and self.admits(KeyPair.of(token.secret).public) else self._make_kept(name, role)
 
     def _make_kept(self, name: str, role: Role) -> Token:
-        token, _ = self._made(role, name, 0.0)
-        write_private(self.token_file(name), token.text)
+        token, entry = self._new(role, name, 0.0)
+        change = self._changed(entry, **{name: token.text})
+        change.write()
+        self.take(change)
         return token
 
-    def _made(self, role: Role, name: str, lasts_s: float, *replaced: KeyRecord) -> tuple[Token, KeyRecord]:
+    def _new(self, role: Role, name: str, lasts_s: float) -> tuple[Token, KeyRecord]:
         pair, now = KeyPair.make(), self._clock()
         entry = KeyRecord(pair.public.hex(), role.value, name, now, expires=now + lasts_s if lasts_s else 0.0)
-        self._change(*replaced, entry)
         return Token(role, self._pair.public, pair.secret), entry
 
-    def _rotate(self, message: RotateToken) -> TokenMade:
+    def _rotate(self, message: RotateToken) -> tuple[TokenMade, KeyChange]:
         old = self._find(message.name)
         if old.kind == NODE:
             raise UsageError(f"'{old.name}' is a node: it has no token; to let it enrol anew, revoke it")
         now = self._clock()
         ends = now + message.grace_s
         replaced = replace(old, name=self._name_of_replaced(old.name), expires=min(old.expires or ends, ends))
-        token, entry = self._made(_role(old.kind), old.name, old.expires - now if old.expires else 0.0, replaced)
-        if old.name in {LOCAL, JOIN}:
-            write_private(self.token_file(old.name), token.text)
-        return TokenMade(message.call, token.text, self._status(entry, 0))
+        token, entry = self._new(_role(old.kind), old.name, old.expires - now if old.expires else 0.0)
+        own = {old.name: token.text} if old.name in {LOCAL, JOIN} else {}
+        return TokenMade(message.call, token.text, _status(entry)), self._changed(replaced, entry, **own)
 
     def _name_of_replaced(self, name: str) -> str:
         """Return what a token is called until it ends, now that another one has its name."""
@@ -293,28 +321,25 @@ class KeyRing:
         if self._named(name) is not None:
             raise UsageError(f"the name '{name}' is taken by another token or node; choose another, or revoke that one")
 
-    def _statuses(self, connections: Callable[[bytes], int]) -> tuple[KeyStatus, ...]:
-        return tuple(self._status(entry, connections(key)) for key, entry in self._entries.items())
-
-    def _status(self, entry: KeyRecord, connections: int) -> KeyStatus:
-        return KeyStatus(entry.name, entry.kind, entry.key, entry.made, entry.expires, entry.revoked, entry.by, connections)
-
-    # --- keeping ------------------------------------------------------------------------------------------------------------------------
-
-    def _change(self, *changed: KeyRecord) -> None:
-        """Keep entries, all of them or none, on the disk first."""
-        entries: dict[bytes, KeyRecord] = {**self._entries, **{bytes.fromhex(entry.key): entry for entry in changed}}
+    def _changed(self, *changed: KeyRecord, **token_files: str | None) -> KeyChange:
+        """Return the keys with some that are new or other ones, and what the files of the coordinator's own tokens hold, by name."""
+        entries: Mapping[bytes, KeyRecord] = {**self._entries, **{bytes.fromhex(entry.key): entry for entry in changed}}
         if len(entries) > MAX_ENTRIES:
             entries = _pruned(entries, self._clock())
-            self._signed = {key: kept for key, kept in self._signed.items() if bytes.fromhex(key) in entries}
-        write_keys(self._path, SavedKeys(self._secrets, tuple(entries.values())))
-        self._entries = entries
-        self._renew()
+        return KeyChange(self._path, self._secrets, entries, {self.token_file(name): text for name, text in token_files.items()})
 
     def _renew(self) -> None:
         now, before = self._clock(), self._valid
         self._valid = frozenset(key for key, entry in self._entries.items() if entry.is_valid(now))
         self._ended += before - self._valid
+
+
+def _statuses(entries: Mapping[bytes, KeyRecord], connections: Callable[[bytes], int]) -> tuple[KeyStatus, ...]:
+    return tuple(_status(entry, connections(key)) for key, entry in entries.items())
+
+
+def _status(entry: KeyRecord, connections: int = 0) -> KeyStatus:
+    return KeyStatus(entry.name, entry.kind, entry.key, entry.made, entry.expires, entry.revoked, entry.by, connections)
 
 
 def _pruned(entries: Mapping[bytes, KeyRecord], now: float) -> dict[bytes, KeyRecord]:
@@ -342,12 +367,12 @@ class NoKeys:
         del identity, message
         return ""
 
-    def answer(self, identity: bytes, message: KeyMessage, connections: Callable[[bytes], int]) -> KeyAnswer:
+    def answer(self, identity: bytes, message: KeyMessage, connections: Callable[[bytes], int]) -> tuple[KeyAnswer, None]:
         """See `KeyRing.answer`: there are no tokens, and nodes need none."""
         del identity, connections
         if isinstance(message, Enrol):
-            return Enrolled(b"", b"")
-        return _refused_call(message, "this coordinator runs with --insecure: it has no keys; start it without to lock it")
+            return Enrolled(b"", b""), None
+        return _refused_call(message, "this coordinator runs with --insecure: it has no keys; start it without to lock it"), None
 
     def has_enrolled(self, message: Enrol) -> bool:
         """See `KeyRing.has_enrolled`: nobody has a key."""
@@ -380,6 +405,12 @@ def refused(message: AgentMessage | ClientMessage | KeyMessage, why: str) -> Fai
     if isinstance(message, AgentMessage | Ask | Cancel | ForkSequence | EndSequence):
         return None
     return Failed(message.call, Fault.ACCESS, why)
+
+
+def not_written(message: KeyMessage, error: OSError) -> Failed | Refused:
+    """Return what to answer where keys could not be written. A disk that is full may have room again: a node asks again."""
+    why = f"keys: nothing has changed, for they cannot be written: {error.strerror or error}"
+    return _refused_call(message, why, retry=True)
 
 
 def _refused_call(message: KeyMessage, why: str, fault: Fault = Fault.ACCESS, *, retry: bool = False) -> Failed | Refused:

@@ -53,15 +53,15 @@ from bbgrap.protocol.directions import TO_AGENT, TO_CLIENT, TO_COORDINATOR
 from bbgrap.protocol.faults import Fault
 from bbgrap.protocol.key_messages import CreateToken, Enrol, Enrolled, KeyMessage, ListTokens, RevokeToken, RotateToken
 from bbgrap.protocol.messages import Deploy, DeploymentFailed, Leave, Refused, Welcome
-from bbgrap.transport.control_server import ControlServer, key_of
+from bbgrap.transport.control_server import ControlServer
 from bbgrap.transport.peer_warnings import PeerWarnings
-from bbgrap.transport.rate import Rate
 from bbgrap.transport.tcp import TcpDataPlane
 from bbgrap.transport.wakeup_queue import WakeupQueue
 from bbgrap_coordinator.audit import AuditLog
 from bbgrap_coordinator.comparing import compared
 from bbgrap_coordinator.host import HostExecutor
 from bbgrap_coordinator.input_files import IncomingRequests, InputFiles, InputsStored
+from bbgrap_coordinator.key_questions import Answered, KeyQuestions, KeysWritten
 from bbgrap_coordinator.keyring import SHUT_OUT, KeyAnswer, KeyRing, NoKeys, refused
 from bbgrap_coordinator.models import ModelStore
 from bbgrap_coordinator.planning import PlanningQueues
@@ -81,9 +81,6 @@ _KEY_EVENTS: Mapping[type[KeyMessage], AuditEvent] = {
     RotateToken: "token rotated",
 }
 
-ENROLMENTS_PER_S = 5.0
-ENROLMENTS_AT_ONCE = 32.0
-"""By one token: each waits for the disk, some 40 ms, and requests with it. Chosen: a cluster that starts enrols at once."""
 _MOST_BROKEN = 1000
 """Addresses of which is known what was said last."""
 _SAID_AGAIN_S = 600.0
@@ -118,9 +115,10 @@ class Server:
         self._storage = storage
         self._keys = keys
         self._audit = audit
-        self._events: WakeupQueue[CoordinatorEvent | InputsStored | None] = WakeupQueue()
+        self._events: WakeupQueue[CoordinatorEvent | InputsStored | KeysWritten | None] = WakeupQueue()
         self._host = HostExecutor(plane, control.channels.memory, self._on_broken)
         self._incoming = IncomingRequests(inputs, self._events.put)
+        self._questions = KeyQuestions(keys, control.connections, self._events.put)
         self._uploads = ThreadPoolExecutor(1, "uploads")
         self._storing: set[tuple[bytes, int]] = set()
         """Calls whose pieces of models are being written, or wait for that: they are not lost."""
@@ -130,8 +128,6 @@ class Server:
         self._broken: dict[str, tuple[str, float]] = {}
         """What was said last of an address, and when; of the data plane's thread."""
         self._stopped = False
-        self._enrolments: dict[bytes, Rate] = {}
-        """By the key of the token."""
 
     def stop(self) -> None:
         """End `run`; may be called from a signal handler."""
@@ -166,6 +162,7 @@ class Server:
                 due, late = time.monotonic() + _TICK_S, 0.0
         self._comparisons.shutdown(wait=False, cancel_futures=True)
         self._incoming.close()
+        self._questions.close()
 
     def _on_time(self, now: float) -> None:
         self._handle(Tick(), now)
@@ -199,6 +196,8 @@ class Server:
                     self._say(event.identity, Failed(message.call, Fault.BUSY, f"coordinator: {event.fault}; submit again later"))
                 elif message is not None:
                     self._handle(FromPeer(event.identity, message))
+            elif isinstance(event, KeysWritten):
+                self._answer(self._questions.written(event))
             elif event is not None:
                 self._handle(event)
 
@@ -241,7 +240,7 @@ class Server:
                 # Who was shut out has been told, and may have a new key already: then it says this again with that.
                 self._say(identity, None if why == SHUT_OUT else refused(message, why))
             elif isinstance(message, KeyMessage):
-                self._answer(identity, message)
+                self._answer(self._questions.ask(identity, message))
             elif isinstance(message, RunModel) and self._incoming.concerns(message):
                 # The machine sees it when its inputs are where they stay.
                 if full := self._incoming.take(identity, message):
@@ -252,21 +251,17 @@ class Server:
                 self._handle(FromPeer(identity, message))
         return True
 
-    def _answer(self, identity: bytes, message: KeyMessage) -> None:
-        """Enrol a node, or do what an admin wants of the keys."""
-        if isinstance(message, Enrol):  # who is not answered says it again in a second
-            rate = self._enrolments.setdefault(key_of(identity), Rate(ENROLMENTS_PER_S, ENROLMENTS_AT_ONCE))
-            if not rate.take(time.monotonic()):
-                return
-        again = isinstance(message, Enrol) and self._keys.has_enrolled(message)  # it may not hear the answers
-        answer = self._keys.answer(identity, message, self._control.connections)
-        if not isinstance(message, ListTokens):
-            failed = {"refused": answer.reason} if isinstance(answer, Failed | Refused) else {}
-            if not failed and not again:
-                self._handle(Noticed(f"{_KEY_EVENTS[type(message)]}: '{message.name}'"))
-            self._tell(Audit(_KEY_EVENTS[type(message)], peer_of(identity), {"name": message.name, **failed}))
-        self._say(identity, answer)
-        self._shut_out(self._keys.ended())
+    def _answer(self, answers: Sequence[Answered]) -> None:
+        """Say what came of questions about keys."""
+        for answered in answers:
+            question = answered.question
+            if not isinstance(question, ListTokens):
+                failed = {"refused": answered.fault} if answered.fault else {}
+                if not failed and not answered.again:
+                    self._handle(Noticed(f"{_KEY_EVENTS[type(question)]}: '{question.name}'"))
+                self._tell(Audit(_KEY_EVENTS[type(question)], peer_of(answered.identity), {"name": question.name, **failed}))
+            self._say(answered.identity, answered.answer)
+            self._shut_out(self._keys.ended())
 
     def _tell(self, audit: Audit) -> None:
         """Write a line of the audit log, with the name of the key."""
@@ -363,7 +358,9 @@ class Server:
         if isinstance(message, Greeting):
             message = replace(message, channel=self._control.channels.invite(say.identity))
         if isinstance(message, StillWorking):  # the machine does not see what waits for the disk
-            written = {call for identity, call in (*self._storing, *self._incoming.writing) if identity == say.identity}
+            written = {
+                call for identity, call in (*self._storing, *self._incoming.writing, *self._questions.writing) if identity == say.identity
+            }
             message = replace(message, known=tuple(call for call in message.asked if call in message.known or call in written))
         try:
             frames = TO_CLIENT.encode(message)
