@@ -189,11 +189,13 @@ def _locked(directory: Path) -> int:
         ) from None
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
+    except OSError as error:
         os.close(descriptor)
-        raise UsageError(
-            f"state directory '{directory}': another coordinator uses it; stop that one, or choose another directory with --state-dir"
-        ) from None
+        if isinstance(error, BlockingIOError):
+            why = "another coordinator uses it; stop that one, or choose another directory with --state-dir"
+        else:  # as on network file systems that are mounted without locks
+            why = f"its file system takes no locks: {error.strerror}; choose a directory on a disk of this machine with --state-dir"
+        raise UsageError(f"state directory '{directory}': {why}") from None
     return descriptor
 
 

@@ -1,5 +1,8 @@
 """What a coordinator keeps over its end, at whatever step that comes."""
 
+import errno
+import fcntl
+import os
 import sqlite3
 import subprocess
 import sys
@@ -105,6 +108,15 @@ def test_a_second_coordinator_is_refused(tmp_path):
         StateDatabase(tmp_path)
     state.close()
     assert incarnation_of(tmp_path) == state.incarnation + 1
+
+
+def test_a_file_system_without_locks_is_not_taken_for_another_coordinator(tmp_path, monkeypatch):
+    def none(*_):
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", none)
+    with pytest.raises(UsageError, match="its file system takes no locks: No locks available; choose a directory on a disk"):
+        StateDatabase(tmp_path)
 
 
 def test_a_folder_that_cannot_be_written_is_one_line(tmp_path):
