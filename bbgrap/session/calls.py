@@ -46,6 +46,9 @@ OnProgress = Callable[[Progress], None]
 _GREETS_EVERY_S = 1.0
 """How often a client asks for a new channel, where the old one has ended. Chosen."""
 _CLOSES_WITHIN_S = 1.0
+_LOOKUP_S = 30.0
+"""How long the name of a host may be looked up before a coordinator's time to answer begins: two name servers that are away
+are each asked twice for 5 s."""
 
 
 class CallFailedError(Exception):
@@ -101,10 +104,13 @@ class Calls:
         self._process = os.getpid()
         self._is_near, self._greeting, self._greets_at = False, 0, 0.0
         try:
+            looked_up = time.monotonic() + _LOOKUP_S
+            while self._control.looks_up(self.stops.tick_s) and time.monotonic() < looked_up:
+                self.stops.check()
             greeting = self.ask(Hello(self.number()), Greeting, timeout_s=timeout_s)
         except BaseException as error:
             self.close()
-            if isinstance(error, TimeoutError):
+            if isinstance(error, TimeoutError | ClusterUnavailableError):  # whichever clock is the first
                 raise unavailable(self.address, timeout_s) from None
             raise
         self.coordinator_version = greeting.version

@@ -102,7 +102,7 @@ def connect(
 ) -> Connection:
     """Connect to the coordinator at `tcp://HOST:PORT`, that of BBGRAP_COORDINATOR, or `mdns`: the one that announces itself.
 
-    `timeout` is in seconds.
+    `timeout` is in seconds, and begins when the host's name has been looked up.
 
     Without a token, BBGRAP_TOKEN or BBGRAP_TOKEN_FILE is used, or, for a coordinator of this user on this machine, its own. `insecure` is
     for a coordinator that was started so: nobody is known to anybody, and nothing is encrypted.

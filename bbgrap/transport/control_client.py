@@ -17,6 +17,9 @@ from bbgrap.transport.channel import Channel, open_channel
 from bbgrap.transport.control_sockets import SESSION_BYTES, is_ipv6, read_monitor, set_limits, why_unknown
 from bbgrap.transport.locks import CLOSED, FAILED, ClientLock, FindLock, no_lock, refusal, was_closed
 
+_TRIES = zmq.EVENT_CONNECTED | zmq.EVENT_CONNECT_DELAYED | zmq.EVENT_CONNECT_RETRIED
+"""One of these is told as soon as the name of the host has been looked up, or could not be."""
+
 
 class ControlClient:
     """The end of an agent or client; it reconnects for ever by itself.
@@ -73,8 +76,8 @@ class ControlClient:
         socket.ipv6 = is_ipv6(self.address)
         socket.reconnect_ivl = 100
         socket.reconnect_ivl_max = 400  # else it comes seconds after its coordinator
-        self._failures, self._refused = 0, ""
-        self._monitor = socket.get_monitor_socket(FAILED | zmq.EVENT_DISCONNECTED)
+        self._failures, self._refused, self._has_tried = 0, "", False
+        self._monitor = socket.get_monitor_socket(FAILED | zmq.EVENT_DISCONNECTED | _TRIES)
         try:
             socket.connect(self.address)
         except zmq.ZMQError as error:
@@ -86,6 +89,12 @@ class ControlClient:
         socket.disable_monitor()
         self._monitor.close(0)
         socket.close(linger_ms)
+
+    def looks_up(self, within_s: float) -> bool:
+        """Whether the host is still looked up after so long; the first message is said when that has ended."""
+        self._monitor.poll(0 if self._has_tried else round(within_s * 1000))
+        self._look()
+        return not self._has_tried
 
     @property
     def refused(self) -> str:
@@ -103,6 +112,7 @@ class ControlClient:
         """Note what ZeroMQ tells of the connection."""
         while self._monitor.poll(0):
             event, value = read_monitor(self._monitor)
+            self._has_tried = True
             self._broken = self._broken or event == zmq.EVENT_DISCONNECTED
             self._failures += was_closed(event, value)
             why = refusal(self.lock, self.address, event, value, closed=self._failures >= self._closed_before_sure)
@@ -119,7 +129,12 @@ class ControlClient:
             return self.lock
 
     def reopen(self) -> None:
-        """Replace the connection, with the keys that there are now, or those of before while there are none; what was queued is lost."""
+        """Replace the connection, with the keys that there are now, or those of before while there are none; what was queued is lost.
+
+        One for which the host is still looked up stays: with a name server that is away that takes seconds, and would begin anew.
+        """
+        if self.looks_up(0) and not self.has_new_lock():
+            return
         self.lock = self._lock_now()
         self._leave_channel()
         self._close(self.socket, 0)

@@ -11,7 +11,7 @@ from bbgrap.errors import RemoteProtocolError, UsageError
 from bbgrap.protocol.addresses import split_address
 from bbgrap.protocol.directions import TO_COORDINATOR
 from bbgrap.protocol.limits import MAX_PAYLOAD_FRAMES
-from bbgrap.transport import frame_pieces, unread
+from bbgrap.transport import control_client, frame_pieces, unread
 from bbgrap.transport.control_client import ControlClient, unavailable
 from bbgrap.transport.control_server import ControlServer, key_of
 from bbgrap.transport.control_sockets import check_address, check_host
@@ -39,6 +39,22 @@ def test_messages_go_both_ways_and_the_identity_survives_a_new_connection(contex
         assert until(server.receive)[0] == identity
         server.send(b"nobody", [b"lost"])
     server.close()
+
+
+def test_a_connection_for_which_a_host_is_looked_up_is_not_begun_anew(context, monkeypatch):
+    """Else a name server that takes longer than silence is borne keeps a node away for ever: see tests/network/test_slow_names.py."""
+    with monkeypatch.context() as patched:
+        patched.setattr(control_client, "_TRIES", 0)  # it is told of nothing, as in a look-up
+        looking = ControlClient(context, "tcp://127.0.0.1:1")
+    with looking:
+        before = looking.socket
+        looking.reopen()
+        assert looking.socket is before
+    with ControlClient(context, "tcp://127.0.0.1:1") as client:
+        until(lambda: not client.looks_up(0.1))
+        before = client.socket
+        client.reopen()
+        assert client.socket is not before
 
 
 def test_what_a_peer_does_not_read_is_bounded_in_bytes(context, monkeypatch):
