@@ -1,6 +1,8 @@
 """Lines of logs: as text for people, or as JSON, an object a line, for what collects logs.
 
 What a line speaks of comes with the record (`extra=`): `model` (its digest), `node`, `epoch`, `request`.
+
+Law: nobody waits for who reads the lines, as in a terminal that was stopped. Those that find no room are lost, and counted.
 """
 
 from __future__ import annotations
@@ -8,9 +10,12 @@ from __future__ import annotations
 import json
 import logging
 import os
+import select
 import sys
 from datetime import UTC, datetime
 from enum import Enum
+from io import UnsupportedOperation
+from typing import TextIO
 
 from bbgrap.report.printable import printable
 
@@ -18,7 +23,9 @@ _KNOWN = ("model", "node", "epoch", "request")
 _VARIABLE = "BBGRAP_LOG_FORMAT"
 """Tells processes that are started by this one."""
 MOST_LETTERS = 4000
-"""Of the message of a line of text."""
+"""Of the message of a line of text. The line fits a page then: for so much there is room in a pipe, if there is any."""
+_PATIENCE_S = 0.1
+"""With a reader that was quick until now. Chosen: one that is alive reads a full pipe in less."""
 
 
 class LogFormat(Enum):
@@ -61,9 +68,36 @@ class TextLines(logging.Formatter):
         return super().formatMessage(record) + (f" [{others}]" if others else "")
 
 
+class LinesWithoutWaiting(logging.StreamHandler[TextIO]):
+    """Writes lines as long as there is room for them, and how many were lost as soon as there is some again."""
+
+    def __init__(self, stream: TextIO) -> None:
+        super().__init__(stream)
+        self._lost = 0
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write a line, or count it."""
+        if not self._has_room():
+            self._lost += 1
+            return
+        if self._lost:
+            lost, self._lost = self._lost, 0
+            text = f"{lost} lines of this log are lost: nobody read them; was the terminal stopped?"
+            super().emit(logging.LogRecord("bbgrap", logging.WARNING, "", 0, text, None, None))
+        super().emit(record)
+
+    def _has_room(self) -> bool:
+        if sys.platform == "win32":  # there, sockets alone can be asked
+            return True
+        try:
+            return bool(select.select([], [self.stream.fileno()], [], 0 if self._lost else _PATIENCE_S)[1])
+        except (AttributeError, UnsupportedOperation, ValueError):  # no file: nothing at all, or a text in memory
+            return True
+
+
 def write_logs(form: LogFormat, *, verbose: bool = False) -> None:
     """Write the lines of this process, and of those that it starts, to standard error in this form; `verbose`: more of them."""
-    handler = logging.StreamHandler(sys.stderr)
+    handler = LinesWithoutWaiting(sys.stderr)
     handler.setFormatter(JsonLines() if form is LogFormat.JSON else TextLines())
     logging.basicConfig(level=logging.DEBUG if verbose else logging.INFO, handlers=[handler])
     os.environ[_VARIABLE] = form.value

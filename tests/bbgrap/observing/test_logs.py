@@ -1,8 +1,14 @@
 import json
 import logging
 import os
+import pty
+import select
 import subprocess
 import sys
+import termios
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
 
 import pytest
 
@@ -35,6 +41,47 @@ def test_json_lines_say_what_they_speak_of():
     assert plan == {"level": "warning", "logger": "bbgrap.x", "message": "plan 5", "model": "ab" * 32, "node": "left", "epoch": 7}
     assert failure["message"] == "it failed\nbadly"
     assert "ZeroDivisionError" in failure["exception"]
+
+
+UNREAD = """
+import logging
+import sys
+from bbgrap.observing.logs import LogFormat, write_logs
+write_logs(LogFormat.TEXT)
+log = logging.getLogger("bbgrap.x")
+for number in range(2000):
+    log.info("%d %s", number, "x" * number)
+print("written", flush=True)
+sys.stdin.readline()
+log.info("again")
+"""
+
+
+@pytest.mark.parametrize("stopped", ["pipe", "terminal"])
+def test_who_writes_lines_does_not_wait_for_who_reads_them(stopped):
+    ours, theirs = os.pipe() if stopped == "pipe" else pty.openpty()
+    if stopped == "terminal":
+        termios.tcflow(theirs, termios.TCOOFF)
+    process = subprocess.Popen([sys.executable, "-c", UNREAD], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=theirs, text=True)
+    assert process.stdout.readline() == "written\n"
+    if stopped == "terminal":
+        termios.tcflow(theirs, termios.TCOON)
+    os.close(theirs)
+    read: list[str] = []
+    reading = threading.Thread(target=lambda: read.extend(lines_of(ours)))
+    reading.start()
+    until(lambda: (read or stopped == "terminal") and not select.select([ours], [], [], 0)[0])
+    process.communicate("\n", timeout=60)
+    reading.join(60)
+    *before, told, last = read
+    assert [line.split()[4] for line in before] == [str(number) for number in range(len(before))]
+    assert f" {2000 - len(before)} lines of this log are lost: nobody read them" in told
+    assert last.endswith("INFO bbgrap.x again\n")
+
+
+def lines_of(descriptor: int) -> Iterator[str]:
+    with open(descriptor) as reader, suppress(OSError):
+        yield from reader
 
 
 def test_text_lines_have_a_level_the_model_and_the_epoch():
