@@ -6,24 +6,22 @@ With rank-3 operands heads and their elements share the last axis, so the unit i
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from bbgrap.graph.types import Attribute
 from bbgrap.shapemap import ShapeMap
 from bbgrap.tdl.language import ALL, OPAQUE_FLOPS, Access, Description, Index, IndexExpression, Subscript, operand
 from bbgrap.tdl.operators.common import (
     Reads,
     broadcast,
     but,
-    cropped,
+    localize_units,
     output_indices,
-    touched_units,
     unit_of,
     wholes,
     with_whole_axes,
     yields_only_first,
 )
-from bbgrap.tdl.rule import LocalNode, OperatorRule, Site, operands_of, register
+from bbgrap.tdl.rule import LocalNode, OperatorRule, Site, register, same_node
 
 MICROSOFT = "com.microsoft"
 
@@ -130,13 +128,11 @@ def describe_attention(site: Site) -> Description | None:
 def localize_attention(site: Site, region: ShapeMap, reads: Reads) -> tuple[LocalNode, ...]:
     """The same attention with the heads of every group that the tile touches, then the tile's own."""
     form = heads_of(site)
-    node = LocalNode(site.node.op, operands_of(site, reads), site.node.attributes, site.node.domain, makes_further=True)
-    if region.shape[form.axis] == site.output_shape[form.axis] or (form.unit == 1 and not form.packed):
-        return (node,)
-    groups, place = touched_units(site, region, form.axis, form.unit)
-    names = {"q_num_heads": form.shared, "kv_num_heads": 1, "num_heads": form.shared}
-    changed: dict[str, Attribute] = {name: names[name] * groups if name in names else value for name, value in site.node.attributes.items()}
-    return cropped((replace(node, attributes=changed),), region, {form.axis: place})
+    if form.unit == 1 and not form.packed:
+        return same_node(site, region, reads)
+    heads = {"q_num_heads": form.shared, "kv_num_heads": 1, "num_heads": form.shared}
+    told = {name: of_group for name, of_group in heads.items() if name in site.node.attributes}
+    return localize_units(site, region, reads, form.axis, form.unit, told)
 
 
 def describe_multi_head_attention(site: Site) -> Description | None:
@@ -164,9 +160,8 @@ def describe_multi_head_attention(site: Site) -> Description | None:
         reads.append(place.bias(5))
     reads += [place.rows(k, of_query=False) for k in (6, 7) if site.has(k)]
     keys = sum(site.shape(k)[-2] for k in (1, 6) if site.has(k))
-    found = with_whole_axes("attention", out, reads, fixed, attention_flops(keys))
     head: Subscript = ALL if place.group is None else place.group
-    return None if found is None else replace(found, extra=((out[0], head, ALL, ALL),) * caches)
+    return with_whole_axes("attention", out, reads, fixed, attention_flops(keys), ((out[0], head, ALL, ALL),) * caches)
 
 
 def describe_fused_attention(site: Site) -> Description | None:
@@ -233,13 +228,8 @@ def describe_microsoft_rotary(site: Site) -> Description | None:
 
 def localize_rotary(site: Site, region: ShapeMap, reads: Reads) -> tuple[LocalNode, ...]:
     """Turn the heads that the tile touches, then crop."""
-    size = _packed_head(site)
-    node = LocalNode(site.node.op, operands_of(site, reads), site.node.attributes, site.node.domain)
-    if not size or region.shape[2] == site.output_shape[2]:
-        return (node,)
-    heads, place = touched_units(site, region, 2, size)
-    told = {"num_heads": heads} if site.integer("num_heads", 0) else {}
-    return cropped((replace(node, attributes={**node.attributes, **told}),), region, {2: place})
+    size, told = _packed_head(site), {"num_heads": 1} if site.integer("num_heads", 0) else {}
+    return localize_units(site, region, reads, 2, size, told) if size else same_node(site, region, reads)
 
 
 register(OperatorRule(describe_attention, localize_attention), "Attention")

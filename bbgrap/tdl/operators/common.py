@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from itertools import accumulate
+from types import MappingProxyType
 
 import numpy as np
 
@@ -22,7 +24,7 @@ from bbgrap.tdl.language import (
     Subscript,
     operand,
 )
-from bbgrap.tdl.rule import ConstantOperand, LocalNode, LocalOperand, Result, Site
+from bbgrap.tdl.rule import ConstantOperand, LocalNode, LocalOperand, Result, Site, operands_of
 
 Reads = tuple[ShapeMap | None, ...]
 
@@ -57,13 +59,21 @@ def but(out: Sequence[IndexExpression], axes: Collection[int]) -> tuple[Subscrip
 
 
 def with_whole_axes(
-    function: str, out: tuple[Index, ...], reads: Sequence[Access], axes: Collection[int], flops: int = OPAQUE_FLOPS
+    function: str,
+    out: tuple[Index, ...],
+    reads: Sequence[Access],
+    axes: Collection[int],
+    flops: int = OPAQUE_FLOPS,
+    extra: tuple[tuple[Subscript, ...], ...] = (),
 ) -> Description | None:
-    """Describe a function that needs some of its output's axes whole, or none, with its work per element; None if these are all axes."""
+    """Describe a function that needs some of its output's axes whole, or none, with its work per element; None if these are all axes.
+
+    `extra` are the subscripts of its further outputs.
+    """
     if len(set(axes)) == len(out):
         return None
     fixed = tuple(index for axis, index in enumerate(out) if axis in axes)
-    return Description(out, Opaque(function, tuple(reads), fixed, flops))
+    return Description(out, Opaque(function, tuple(reads), fixed, flops), extra)
 
 
 def yields_only_first(site: Site) -> bool:
@@ -133,15 +143,24 @@ def unit_of(index: Index, size: int, name: str = "r") -> IndexExpression:
     return index // size * size + Index(name, size)
 
 
-def touched_units(site: Site, region: ShapeMap, axis: int, size: int) -> tuple[int, tuple[int, int]]:
-    """Return how many units of an axis a tile touches, and the place of the tile in them: where it begins, and how many elements they have.
+def localize_units(
+    site: Site, region: ShapeMap, reads: Reads, axis: int, size: int, counted: Mapping[str, int] = MappingProxyType({})
+) -> tuple[LocalNode, ...]:
+    """Return the same node for the units of an axis that a tile touches, then a Slice that keeps the tile's own elements.
+
+    `counted` are attributes that say how many there are of something, such as heads, and how many of these a unit has.
 
     Raises:
-        PlanError: if the tile has several ranges there.
+        PlanError: if the tile is a part of the axis, and has several ranges there.
     """
+    node = LocalNode(site.node.op, operands_of(site, reads), site.node.attributes, site.node.domain, makes_further=True)
+    if region.shape[axis] == site.output_shape[axis]:
+        return (node,)
     own = spatial_interval(site, region, axis)
     first, last = own.start // size, -(-own.stop // size)
-    return last - first, (own.start - first * size, (last - first) * size)
+    told = {name: each * (last - first) for name, each in counted.items()}
+    place = own.start - first * size, (last - first) * size
+    return cropped((replace(node, attributes={**node.attributes, **told}),), region, {axis: place})
 
 
 def spatial_interval(site: Site, region: ShapeMap, axis: int) -> Interval:

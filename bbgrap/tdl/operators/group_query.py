@@ -10,8 +10,6 @@ that they share, with its part of the cache.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from bbgrap.tdl.language import ALL, Description, Subscript, operand
 from bbgrap.tdl.operators.attention import MICROSOFT, attention_flops, attention_reads, localize_attention
 from bbgrap.tdl.operators.common import output_indices, wholes, with_whole_axes
@@ -49,8 +47,8 @@ def describe_group_query(site: Site) -> Description | None:
         reads.append(operand(SINK)[(place.of_group(place.heads.shared),)])
     group: Subscript = ALL if place.group is None else place.group
     keys = site.shape(1)[1] + (site.shape(PAST_KEY)[2] if site.has(PAST_KEY) else 0)
-    found = with_whole_axes("attention", out, reads, fixed, attention_flops(keys))
-    return None if found is None else replace(found, extra=((batch, group, ALL, ALL),) * (len(site.outputs) - 1))
+    caches = ((batch, group, ALL, ALL),) * (len(site.outputs) - 1)
+    return with_whole_axes("attention", out, reads, fixed, attention_flops(keys), caches)
 
 
 register(OperatorRule(describe_group_query, localize_attention), "GroupQueryAttention", domain=MICROSOFT)

@@ -5,8 +5,6 @@ What an index points at is only known at run time, so the axis it points into is
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 
 from bbgrap.graph import DType
@@ -137,8 +135,7 @@ def describe_top(site: Site) -> Description | None:
     if not out or not site.node.outputs[0] or site.constant(1) is None:
         return None
     fixed = {site.integer("axis", -1) % len(out)}
-    found = with_whole_axes("TopK", out, [operand(0)[but(out, fixed)]], fixed)
-    return None if found is None else replace(found, extra=(but(out, fixed),) * (len(site.outputs) - 1))
+    return with_whole_axes("TopK", out, [operand(0)[but(out, fixed)]], fixed, extra=(but(out, fixed),) * (len(site.outputs) - 1))
 
 
 def describe_cumulative(site: Site) -> Description | None:

@@ -9,14 +9,13 @@ state they are; behind it a norm of each head (`normalizations`).
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import gcd
 
-from bbgrap.graph.types import Attribute
 from bbgrap.shapemap import ShapeMap
 from bbgrap.tdl.language import ALL, OPAQUE_FLOPS, Access, Description, Index, IndexExpression, ScalarCall, Subscript, operand
-from bbgrap.tdl.operators.common import Reads, cropped, output_indices, touched_units, with_whole_axes
-from bbgrap.tdl.rule import LocalNode, OperatorRule, Site, operands_of, register
+from bbgrap.tdl.operators.common import Reads, but, localize_units, output_indices, with_whole_axes
+from bbgrap.tdl.rule import LocalNode, OperatorRule, Site, register
 
 MICROSOFT = "com.microsoft"
 QUERY, KEY, VALUE, PAST, DECAY, RATE = range(6)
@@ -32,14 +31,13 @@ def describe_causal_convolution(site: Site) -> Description | None:
     if not site.node.outputs[0] or len(out) != 3:
         return None
     channel = 2 if last else 1
-    c, fixed = out[channel], set(range(1, len(out))) - {channel}
-    place = tuple(ALL if axis in fixed else index for axis, index in enumerate(out))
+    c, fixed = out[channel], {1, 2} - {channel}
+    place = but(out, fixed)
     reads = [operand(0)[place], operand(1)[c, ALL, ALL]]
     reads += [operand(2)[(c,)]] if site.has(2) else []
     reads += [operand(3)[place]] if site.has(3) else []
     taps = 2 * site.shape(1)[-1]
-    found = with_whole_axes("convolution", out, reads, fixed, OPAQUE_FLOPS + taps)
-    return None if found is None else replace(found, extra=(place,) * (len(site.outputs) - 1))
+    return with_whole_axes("convolution", out, reads, fixed, OPAQUE_FLOPS + taps, (place,) * (len(site.outputs) - 1))
 
 
 def describe_gate(site: Site) -> Description | None:
@@ -87,19 +85,14 @@ def describe_linear_attention(site: Site) -> Description | None:
     reads = [rows(number) for number in (QUERY, KEY, VALUE, DECAY, RATE) if site.has(number)]
     reads += [operand(PAST)[state]] if site.has(PAST) else []
     features = site.shape(QUERY)[2] // site.integer("q_num_heads", 1)
-    found = with_whole_axes("attention", out, reads, {1}, OPAQUE_FLOPS + 6 * features)
-    return None if found is None else replace(found, extra=(state,) * (len(site.outputs) - 1))
+    return with_whole_axes("attention", out, reads, {1}, OPAQUE_FLOPS + 6 * features, (state,) * (len(site.outputs) - 1))
 
 
 def localize_linear_attention(site: Site, region: ShapeMap, reads: Reads) -> tuple[LocalNode, ...]:
     """The same attention with every group that the tile touches, then the tile's own elements."""
-    node = LocalNode(site.node.op, operands_of(site, reads), site.node.attributes, site.node.domain, makes_further=True)
-    if region.shape[2] == site.output_shape[2]:
-        return (node,)
     groups = groups_of(site)
-    touched, place = touched_units(site, region, 2, groups.unit)
-    heads: dict[str, Attribute] = {name: site.integer(name, 1) // groups.count * touched for name in ("q_num_heads", "kv_num_heads")}
-    return cropped((replace(node, attributes={**node.attributes, **heads}),), region, {2: place})
+    heads = {name: site.integer(name, 1) // groups.count for name in ("q_num_heads", "kv_num_heads")}
+    return localize_units(site, region, reads, 2, groups.unit, heads)
 
 
 for domain in ("", MICROSOFT):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from bbgrap.shapemap import ShapeMap
 from bbgrap.tdl.language import ALL, Access, Constant, Description, Index, Subscript, operand
@@ -11,14 +10,13 @@ from bbgrap.tdl.operators.common import (
     Reads,
     broadcast,
     but,
-    cropped,
+    localize_units,
     output_indices,
-    touched_units,
     unit_of,
     wholes,
     with_whole_axes,
 )
-from bbgrap.tdl.rule import LocalNode, OperatorRule, Site, register, same_node
+from bbgrap.tdl.rule import LocalNode, OperatorRule, Site, register
 
 MICROSOFT = "com.microsoft"
 
@@ -48,9 +46,9 @@ def describe_layer_normalization(site: Site) -> Description | None:
             if read is None:
                 return None
             reads.append(read)
-    found = with_whole_axes(site.node.op, out, reads, fixed)
     statistics: tuple[Subscript, ...] = tuple(Constant(0) if a in fixed else index for a, index in enumerate(out))
-    return None if found is None else replace(found, extra=(statistics,) * (len(site.outputs) - 1))  # mean and inverse deviation
+    mean_and_inverse_deviation = (statistics,) * (len(site.outputs) - 1)
+    return with_whole_axes(site.node.op, out, reads, fixed, extra=mean_and_inverse_deviation)
 
 
 def describe_skip_normalization(site: Site) -> Description | None:
@@ -60,10 +58,9 @@ def describe_skip_normalization(site: Site) -> Description | None:
     out = output_indices(site)
     last = {len(out) - 1}
     follows = broadcast(out, site.shape(1))
-    skip = operand(1)[(*follows[:-1], ALL)]
-    found = with_whole_axes(site.node.op, out, [operand(0)[but(out, last)], skip, *wholes(site, range(2, 5))], last)
+    reads = [operand(0)[but(out, last)], operand(1)[(*follows[:-1], ALL)], *wholes(site, range(2, 5))]
     further = tuple((*out[:-1], Constant(0) if kind.known_shape[-1] == 1 else ALL) for kind in site.outputs[1:])
-    return None if found is None else replace(found, extra=further)
+    return with_whole_axes(site.node.op, out, reads, last, extra=further)
 
 
 def describe_gated_normalization(site: Site) -> Description | None:
@@ -78,11 +75,7 @@ def describe_gated_normalization(site: Site) -> Description | None:
 
 def localize_gated_normalization(site: Site, region: ShapeMap, reads: Reads) -> tuple[LocalNode, ...]:
     """Normalise the groups that the tile touches, then crop."""
-    size, last = site.shape(1)[0], len(region.shape) - 1
-    nodes = same_node(site, region, reads)
-    if region.shape[last] == site.output_shape[last]:
-        return nodes
-    return cropped(nodes, region, {last: touched_units(site, region, last, size)[1]})
+    return localize_units(site, region, reads, region.rank - 1, site.shape(1)[0])
 
 
 def describe_instance_normalization(site: Site) -> Description | None:

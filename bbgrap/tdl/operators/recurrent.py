@@ -6,8 +6,6 @@ inputs are quantized on the way, by the range of all of them, only directions sp
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from bbgrap.shapemap import ShapeMap
 from bbgrap.tdl.language import ALL, Description, Index, Subscript, operand
 from bbgrap.tdl.operators.common import Reads, output_indices, with_whole_axes
@@ -42,9 +40,8 @@ def describe_recurrent(site: Site) -> Description | None:
     whole = {axis for axis, index in enumerate(out) if index in together or axis not in {len(out) - 3, len(out) - 2}}
     steps = 1 if len(out) == 4 else site.shape(0)[0]  # of a last state each element is the end of a chain
     flops = 2 * steps * _GATES[site.node.op] * (site.shape(0)[2] + site.output_shape[-1])
-    found = with_whole_axes(site.node.op, out, reads, whole, flops)
     further = tuple(_by_state(len(kind.known_shape), direction, batch) for kind in site.outputs[1:])
-    return None if found is None else replace(found, extra=further)
+    return with_whole_axes(site.node.op, out, reads, whole, flops, further)
 
 
 def _by_state(rank: int, direction: Subscript, batch: Subscript) -> tuple[Subscript, ...]:
