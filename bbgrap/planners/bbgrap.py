@@ -22,9 +22,9 @@ from bbgrap.errors import UsageError
 from bbgrap.graph import Graph, Node
 from bbgrap.planners.options import PlanOptions
 from bbgrap.planners.plan import Tile, Tiles, whole_output
-from bbgrap.planners.shares import grid_of, split_by_shares
+from bbgrap.planners.shares import grid_of, split_axis, split_by_shares, strongest
 from bbgrap.shapemap import IntervalSet, ShapeMap, covers
-from bbgrap.tdl import Description, Descriptions, Part, computable, describe, granularity, is_elementwise, part_unit, reducible
+from bbgrap.tdl import Description, Descriptions, Part, computable, describe, is_elementwise, part_unit, reducible
 from bbgrap.tdl.language import All, Index, Remainder, accesses_in, indices_in
 
 HEAVY_WEIGHT_BYTES = round(2 * 2 * EXCHANGE_S * GENERIC["matvec"].weight_bytes_per_s)
@@ -77,7 +77,7 @@ class _Follower:
         self.descriptions = descriptions
         self.split = options.split
         self.shares = cluster.shares
-        self.root = max(range(len(self.shares)), key=lambda d: (self.shares[d], -d))
+        self.root = strongest(self.shares)
         self.grid = options.grid or grid_of(len(self.shares))
         if self.grid[0] * self.grid[1] != len(self.shares):
             raise UsageError(f"grid: {self.grid[0]}x{self.grid[1]} tiles do not fit {len(self.shares)} nodes; one tile per node")
@@ -259,18 +259,15 @@ class _Follower:
         return node.op in _FEATURE_AXIS and sum(w.type.nbytes for w in weights) >= HEAVY_WEIGHT_BYTES
 
     def _regions(self, description: Description, whole: ShapeMap, cuts: tuple[int, ...]) -> list[ShapeMap]:
-        units = [granularity(description, axis) for axis in cuts]
-        units = [unit if unit * 2 <= description.shape[axis] else 1 for unit, axis in zip(units, cuts, strict=True)]
         if len(cuts) == 1:
-            pieces = split_by_shares(description.shape[cuts[0]], self.shares, units[0])
-            return [whole.replace(cuts[0], IntervalSet.of(piece)) for piece in pieces]
+            return [whole.replace(cuts[0], IntervalSet.of(piece)) for piece in split_axis(description, cuts[0], self.shares)]
         rows, columns = self.grid
         bands = [self.shares[r * columns : (r + 1) * columns] for r in range(rows)]
-        heights = split_by_shares(description.shape[cuts[0]], [sum(band) for band in bands], units[0])
+        heights = split_axis(description, cuts[0], [sum(band) for band in bands])
         return [
             whole.replace(cuts[0], IntervalSet.of(height)).replace(cuts[1], IntervalSet.of(width))
             for height, band in zip(heights, bands, strict=True)
-            for width in split_by_shares(description.shape[cuts[1]], band, units[1])
+            for width in split_axis(description, cuts[1], band)
         ]
 
 

@@ -6,8 +6,9 @@ says which output axis is its features (the weight has it too), which sum is ove
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from math import prod
 
 from bbgrap.graph import Graph, Node
@@ -105,25 +106,30 @@ def follow_layers(
     ends, and for what cannot be divided, the strongest part of the group computes alone. The model's inputs count as divided by batch.
     """
     handed_on: dict[str, Placements] = {name: (Shard(0),) * len(levels.ways) for name in graph.inputs if graph.types[name].shape}
-    ends: Placements = (ON_ONE,) * len(levels.ways)
     tiles: dict[str, tuple[Tile, ...]] = {}
     for node in graph.nodes:
         description = descriptions[node.name]
         if description is None:
             tiles[node.name] = (Tile(levels.root, whole_output(graph, node)),)
             continue
-        placements = placed.get(node.name) or _following(graph, node, description, handed_on, ends)
+        placements = placed.get(node.name) or following(levels, graph, node, handed_on, partial(_survives, description))
         tiles[node.name] = tiles_of(levels, description, placements)
         handed_on[node.first_output] = _handed_on(graph, node, description, placements)
     return tiles
 
 
-def _following(graph: Graph, node: Node, description: Description, handed_on: Mapping[str, Placements], ends: Placements) -> Placements:
+def following(
+    levels: Levels, graph: Graph, node: Node, handed_on: Mapping[str, Placements], survives: Callable[[int, Placement], Placement]
+) -> Placements:
+    """Place a node as its largest operand of which something carries on, with one sum at most; on one device if there is none.
+
+    `handed_on` has operands and how they are divided, `survives` tells what becomes of a placement of an operand, by its number.
+    """
+    ends: Placements = (ON_ONE,) * len(levels.ways)
     for number, name in operands_by_size(graph, node):
-        if name in handed_on:
-            placements = tuple(_survives(description, number, placement) for placement in handed_on[name])
-            if placements != ends:
-                return placements
+        placements = tuple(survives(number, placement) for placement in handed_on.get(name, ()))
+        if placements not in ((), ends) and len({placement for placement in placements if isinstance(placement, Partial)}) <= 1:
+            return placements
     return ends
 
 

@@ -15,7 +15,6 @@ nothing. So `Shard(0), Shard(1)` over four devices is a grid of two by two, in w
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 from functools import cached_property
@@ -25,9 +24,9 @@ from math import prod
 from bbgrap.cluster import Cluster
 from bbgrap.graph import Graph, Node
 from bbgrap.planners.plan import Tile
-from bbgrap.planners.shares import split_by_shares
+from bbgrap.planners.shares import split_axis, split_by_shares, strongest
 from bbgrap.shapemap import Interval, IntervalSet, ShapeMap
-from bbgrap.tdl import Description, Part, granularity, part_unit, reducible
+from bbgrap.tdl import Description, Part, part_unit, reducible
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -185,7 +184,7 @@ def _divide(levels: Levels, description: Description, group: _Group, placement: 
     shares = [sum(levels.shares[first : first + width]) for first in firsts]
     match placement:
         case Shard(axis=axis):
-            pieces = _pieces(description, axis, group.region.axes[axis].hull, shares)
+            pieces = split_axis(description, axis, shares, group.region.axes[axis].hull)
             regions = [group.region.replace(axis, IntervalSet.of(piece)) for piece in pieces]
             return [_Group(f, width, region, group.part) for f, region in zip(firsts, regions, strict=True) if not region.is_empty]
         case Partial(extent=extent, unit=unit):
@@ -195,11 +194,4 @@ def _divide(levels: Levels, description: Description, group: _Group, placement: 
         case Undivided.REPLICATE:
             return [_Group(first, width, group.region, group.part) for first in firsts]
         case Undivided.ON_ONE:
-            best = max(range(way), key=lambda number: (shares[number], -number))
-            return [_Group(firsts[best], width, group.region, group.part)]
-
-
-def _pieces(description: Description, axis: int, of: Interval, shares: Sequence[float]) -> list[Interval]:
-    unit = granularity(description, axis)
-    usable = unit if 2 * unit <= len(of) and of.start % unit == 0 else 1
-    return [piece.shift(of.start) for piece in split_by_shares(len(of), shares, usable)]
+            return [_Group(firsts[strongest(shares)], width, group.region, group.part)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from bbgrap.shapemap import Interval
+from bbgrap.tdl import Description, granularity
 
 
 def split_by_shares(extent: int, shares: Sequence[float], unit: int = 1) -> tuple[Interval, ...]:
@@ -22,6 +23,18 @@ def split_by_shares(extent: int, shares: Sequence[float], unit: int = 1) -> tupl
         counts[i] += 1
     stops = [min(extent, unit * sum(counts[: i + 1])) for i in range(len(counts))]
     return tuple(Interval(start, stop) for start, stop in zip([0, *stops[:-1]], stops, strict=True))
+
+
+def split_axis(description: Description, axis: int, shares: Sequence[float], of: Interval | None = None) -> list[Interval]:
+    """Cut an axis of a node's output, or a range `of` it, by shares; between units of the input, if it begins with one and has two."""
+    whole, unit = of or Interval(0, description.shape[axis]), granularity(description, axis)
+    usable = unit if 2 * unit <= len(whole) and whole.start % unit == 0 else 1
+    return [piece.shift(whole.start) for piece in split_by_shares(len(whole), shares, usable)]
+
+
+def strongest(shares: Sequence[float]) -> int:
+    """Return who does what cannot be divided: the one with the largest share, the first of equals."""
+    return shares.index(max(shares))
 
 
 def grid_of(count: int) -> tuple[int, int]:

@@ -31,7 +31,7 @@ from bbgrap.planners.options import PlanOptions
 from bbgrap.planners.pieces import reduction_of
 from bbgrap.planners.placements import Partial, sums_of
 from bbgrap.planners.plan import Tile, Tiles, whole_output
-from bbgrap.planners.shares import split_by_shares
+from bbgrap.planners.shares import split_by_shares, strongest
 from bbgrap.shapemap import Interval, IntervalSet, ShapeMap, covers
 from bbgrap.tdl import Description, Descriptions, Part, can_make, granularity, input_regions
 from bbgrap.tdl.language import Index
@@ -94,7 +94,7 @@ class _TensorParallel:
     def __init__(self, graph: Graph, cluster: Cluster, descriptions: Descriptions) -> None:
         self.graph, self.descriptions = graph, descriptions
         self.shares = cluster.shares
-        self.root = max(range(len(self.shares)), key=lambda d: (self.shares[d], -d))
+        self.root = strongest(self.shares)
         self.roles: dict[str, _Role] = {}
         """By name of node."""
         self.joined: list[int] = []

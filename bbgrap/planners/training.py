@@ -15,12 +15,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
-from math import prod
 
 from bbgrap.graph import Graph, Node
 from bbgrap.planners.bbgrap import surviving_axis
-from bbgrap.planners.layers import Layer, followed, layer_of
+from bbgrap.planners.layers import Layer, followed, following, layer_of
 from bbgrap.planners.placements import ON_ONE, REPLICATE, Levels, Partial, Placement, Placements, Shard, sums_of, tiles_of
 from bbgrap.planners.plan import Tile, whole_output
 from bbgrap.tdl import Description, Descriptions
@@ -198,7 +198,7 @@ class _Placer:
                 return self._gradient(node, description, number, self.parameter_cuts[value])
             if value in self.parameter_cuts:
                 return self._derived(node, description, number, self.parameter_cuts[value])
-        return self._following(node, description)
+        return following(self.levels, self.graph, node, self.handed_on, partial(self._survives, node, description))
 
     def _derived(self, node: Node, description: Description, operand: int, cuts: Cuts) -> Placements:
         """Place what is made of a parameter alone, as filters with zeros around them are: where the parameter is."""
@@ -239,18 +239,6 @@ class _Placer:
             over = None if cut is None else _summed(self.graph, node, description, operand, cut.axis)
             found.append(Shard(axis) if axis is not None else over or ON_ONE)
         return tuple(found)
-
-    def _following(self, node: Node, description: Description) -> Placements:
-        """Place a node as its largest operand that is no parameter."""
-        known = [(number, name) for number, name in enumerate(node.inputs) if name in self.handed_on]
-        operands = sorted(known, key=lambda item: -prod(self.graph.types[item[1]].shape or ()))
-        ends = (ON_ONE,) * len(self.levels.ways)
-        for number, name in operands:
-            placements = tuple(self._survives(node, description, number, placement) for placement in self.handed_on[name])
-            sums = {placement for placement in placements if isinstance(placement, Partial)}
-            if placements != ends and len(sums) <= 1:
-                return placements
-        return ends
 
     def _survives(self, node: Node, description: Description, operand: int, placement: Placement) -> Placement:
         if not isinstance(placement, Shard):

@@ -10,9 +10,9 @@ from bbgrap.cluster import Cluster
 from bbgrap.graph import Graph
 from bbgrap.planners.options import PlanOptions
 from bbgrap.planners.plan import Tile, Tiles, whole_output
-from bbgrap.planners.shares import split_by_shares
+from bbgrap.planners.shares import split_axis
 from bbgrap.shapemap import IntervalSet
-from bbgrap.tdl import Descriptions, granularity
+from bbgrap.tdl import Descriptions
 
 
 def plan_widest(graph: Graph, cluster: Cluster, options: PlanOptions, descriptions: Descriptions) -> Tiles:
@@ -23,8 +23,6 @@ def plan_widest(graph: Graph, cluster: Cluster, options: PlanOptions, descriptio
         if description is None or not axes:
             continue
         axis = max(axes, key=lambda a: (description.shape[a], -a))
-        unit = granularity(description, axis)
-        pieces = split_by_shares(description.shape[axis], cluster.shares, unit if 2 * unit <= description.shape[axis] else 1)
-        whole = tiles[name][0].region
+        pieces, whole = split_axis(description, axis, cluster.shares), tiles[name][0].region
         tiles[name] = tuple(Tile(d, whole.replace(axis, IntervalSet.of(piece))) for d, piece in enumerate(pieces) if len(piece))
     return tiles
