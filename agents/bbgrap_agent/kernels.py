@@ -23,10 +23,11 @@ from bbgrap.engine.sessions import give_back_arena, open_session, session_option
 from bbgrap.errors import ExecutionError
 from bbgrap.graph.onnx_write import save_graph
 from bbgrap.graph.types import Array, DType, Graph, TensorType
-from bbgrap.shapemap import ShapeMap
+from bbgrap.planners.bbgrap import all_descriptions
+from bbgrap.planners.pieces import Pieces
+from bbgrap.planners.plan import Tile, whole_output
 from bbgrap.tdl.operators.estimators import DOMAIN
-from bbgrap.tdl.rule import describe
-from bbgrap.tdl.work import is_fused, work_of
+from bbgrap.tdl.work import is_fused
 from bbgrap.work import KINDS, Work
 from bbgrap.zoo.builder import Builder
 from bbgrap.zoo.forests import TARGETS, complete_trees
@@ -166,11 +167,12 @@ def kernel_times(profile: str) -> dict[str, list[float]]:
 def works(graph: Graph) -> Mapping[str, Work]:
     """Return what each kernel does, by the name its time goes by: that of the activation that is fused into it, if there is one."""
     found: dict[str, Work] = {}
+    pieces = Pieces(graph, all_descriptions(graph))
     for node in graph.nodes:
         if is_fused(graph, node):
             found[node.name] = found.pop(node.inputs[0])
         else:
-            work = work_of(graph, node, describe(graph, node), ShapeMap.full(graph.types[node.outputs[0]].known_shape))
+            work = pieces.work(node, Tile(0, whole_output(graph, node)))
             if work.flops or work.map_bytes:
                 found[node.name] = work
     return found

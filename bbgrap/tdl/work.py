@@ -13,7 +13,7 @@ from math import prod
 from bbgrap.graph import Graph, Node
 from bbgrap.graph.lower import RECURRENT
 from bbgrap.shapemap import Interval, ShapeMap
-from bbgrap.tdl.analysis import flops, input_regions, output_regions
+from bbgrap.tdl.analysis import flops
 from bbgrap.tdl.language import Description, Descriptions
 from bbgrap.tdl.operators.estimators import ESTIMATORS
 from bbgrap.tdl.operators.experts import EXPERTS, SCORES
@@ -130,19 +130,6 @@ def operations_of(node: Node, description: Description | None, region: ShapeMap,
     found = flops(description, region, reduction)
     strides = node.attributes.get("strides", ()) if node.op == "ConvTranspose" else ()
     return found // prod(s for s in strides if isinstance(s, int)) if isinstance(strides, tuple) else found
-
-
-def work_of(
-    graph: Graph, node: Node, description: Description | None, region: ShapeMap, reduction: Mapping[str, Interval] | None = None
-) -> Work:
-    """Return the work of one piece of a node: `region` of its first output, and ranges of reduction indices that are split."""
-    shapes = [graph.types[name].shape if name else None for name in node.inputs]
-    made = [graph.types[name].shape for name in node.outputs if name]
-    if description is None:
-        reads: Sequence[ShapeMap | None] = [None if shape is None else ShapeMap.full(shape) for shape in shapes]
-    else:
-        reads = input_regions(description, region, shapes, reduction)
-    return WorkCounter(graph, {node.name: description}).work(node, reads, output_regions(description, region, made), reduction)
 
 
 def is_fused(graph: Graph, node: Node) -> bool:

@@ -20,7 +20,6 @@ from bbgrap.planners.plan import Plan, Tile, whole_output
 from bbgrap.planners.registry import make_plan
 from bbgrap.program.statistics import traffic_bytes
 from bbgrap.program.steps import Apply, Compute, Program, Send, check_program
-from bbgrap.tdl.work import work_of
 from bbgrap.work import NO_WORK
 from tests.random_models import clusters, networks, plan_options, plans
 
@@ -70,14 +69,13 @@ def test_any_plan_whose_tiles_are_all_needed_sends_no_byte_more(data: st.DataObj
 @given(networks(), clusters(), plan_options())
 def test_the_work_of_a_program_is_that_of_its_tiles(graph: Graph, cluster: Cluster, options: PlanOptions) -> None:
     descriptions = all_descriptions(graph)
-    plan = make_plan(graph, cluster, options, descriptions)
+    plan, pieces = make_plan(graph, cluster, options, descriptions), Pieces(graph, descriptions)
     for device in compile_plan(plan, descriptions).optimized.devices:
         for op in (op for step in device.steps if isinstance(step, Compute) for op in step.ops if isinstance(op, Apply)):
             node = graph.node_by_name[op.node]
             tile = next(t for t in plan.tiles[op.node] if t.device == device.device)
-            reduction = {} if tile.part is None else {tile.part.index: tile.part.interval}
-            assert op.work == work_of(graph, node, descriptions[op.node], tile.region, reduction)
-            whole = work_of(graph, node, descriptions[op.node], whole_output(graph, node))
+            assert op.work == pieces.work(node, tile)
+            whole = pieces.work(node, Tile(0, whole_output(graph, node)))
             assert op.work == NO_WORK or op.work.kind == whole.kind
             assert op.work.flops <= whole.flops
 

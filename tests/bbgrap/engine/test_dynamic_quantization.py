@@ -22,11 +22,11 @@ from bbgrap.engine.load import load_graph
 from bbgrap.engine.prepare import plan_graph, prepare_graph, prepare_like
 from bbgrap.engine.reference import Reference
 from bbgrap.graph import Array, Graph
+from bbgrap.planners.bbgrap import all_descriptions
 from bbgrap.planners.forms import forms_of
 from bbgrap.planners.options import PlanOptions
-from bbgrap.planners.plan import whole_output
-from bbgrap.tdl import describe
-from bbgrap.tdl.work import work_of
+from bbgrap.planners.pieces import Pieces
+from bbgrap.planners.plan import Tile, whole_output
 from tests.onnx_models import write_model
 
 BRIEF = PlanOptions("auto", search_seconds=1.0)
@@ -168,8 +168,8 @@ def test_another_size_is_cut_like_the_first_one_in_the_same_form(tmp_path: Path)
 
 def sums(graph: Graph, op: str) -> list[int]:
     """The operations that products of a kind are charged."""
-    nodes = [node for node in graph.nodes if node.op == op]
-    return [work_of(graph, node, describe(graph, node), whole_output(graph, node)).flops for node in nodes]
+    pieces = Pieces(graph, all_descriptions(graph))
+    return [pieces.work(node, Tile(0, whole_output(graph, node))).flops for node in graph.nodes if node.op == op]
 
 
 def test_a_product_with_its_quantizer_in_one_is_charged_for_its_sums(tmp_path: Path) -> None:

@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 
 from bbgrap.graph.types import DType, TensorType
+from bbgrap.planners.bbgrap import all_descriptions
+from bbgrap.planners.pieces import Pieces
+from bbgrap.planners.plan import Tile
 from bbgrap.shapemap import ShapeMap
-from bbgrap.tdl.rule import describe
-from bbgrap.tdl.work import work_of
 from tests.bbgrap.tdl.test_rule import graph_of
 
 STEPS, BATCH, SIZE, HIDDEN = 50, 2, 32, 24
@@ -31,7 +32,7 @@ def tensor(*shape):
 def work(graph, region=None):
     (node,) = graph.nodes
     whole = ShapeMap.full(graph.types[node.first_output].known_shape)
-    return work_of(graph, node, describe(graph, node), whole if region is None else region(whole))
+    return Pieces(graph, all_descriptions(graph)).work(node, Tile(0, whole if region is None else region(whole)))
 
 
 @pytest.mark.parametrize("op", GATES)
