@@ -20,8 +20,7 @@ from bbgrap.planners.pieces import reduction_of
 from bbgrap.planners.plan import Plan, Tile, whole_output
 from bbgrap.program.steps import Apply, Assemble, BufferId, Combine, Compute, Piece, Program
 from bbgrap.shapemap import ShapeMap, subtract_all
-from bbgrap.tdl import Descriptions, localize, localize_part, output_regions, reducer_of
-from bbgrap.tdl.language import ReducerKind
+from bbgrap.tdl import Descriptions, localize, localize_part, output_regions
 from bbgrap.tdl.work import WorkCounter
 
 
@@ -57,9 +56,8 @@ class _Held:
 
 class _Builder(ProgramWriter[_DeviceBuilder]):
     def __init__(self, plan: Plan, descriptions: Descriptions, begins: StateLayout | None, open_sizes: bool) -> None:
-        super().__init__(plan, _DeviceBuilder)
+        super().__init__(plan, descriptions, _DeviceBuilder)
         self.begins = begins
-        self.descriptions = descriptions
         self.counter = WorkCounter(plan.graph, descriptions)
         self.joined = frozenset[str]() if open_sizes else joined_by_host(plan, descriptions)
         joined = (plan.graph.node_by_name[name] for name in self.joined)
@@ -105,28 +103,25 @@ class _Builder(ProgramWriter[_DeviceBuilder]):
     def _layer(self, node: Node) -> None:
         outputs = [name for name in node.outputs if name]
         own: dict[str, list[_Held]] = {name: [] for name in outputs}
-        tiles = self.plan.tiles[node.name]
-        parts = sorted({tile.part.interval for tile in tiles if tile.part is not None})
-        for tile in tiles:
-            part = None if tile.part is None else parts.index(tile.part.interval)
+        for tile in self.plan.tiles[node.name]:
+            part = self.part_number(node, tile)
             for name, buffer in zip(outputs, self._compute(node, tile, part), strict=True):
                 own[name].append(_Held(tile.device, Piece(buffer, self.devices[tile.device].buffers[buffer].region), part))
-        kind = reducer_of(description) if (description := self.descriptions[node.name]) is not None else None
         for name in outputs:
             if name in self.graph.consumers or name in self.kept:
                 for device in range(self.host):
-                    self._gather(name, own[name], device, kind)
+                    self._gather(name, own[name], device)
             if name in self.returned:
-                self._return(name, own[name], kind)
+                self._return(name, own[name])
 
-    def _return(self, value: str, holders: list[_Held], kind: ReducerKind | None) -> None:
+    def _return(self, value: str, holders: list[_Held]) -> None:
         """Bring a model output to the host; partial results are added up by an agent before, since the host computes nothing."""
         if holders[0].part is None:
-            self._gather(value, holders, self.host, kind)
+            self._gather(value, holders, self.host)
             return
         adder = self.devices[holders[0].device]
         if value not in adder.full:
-            self._gather(value, holders, adder.device, kind)
+            self._gather(value, holders, adder.device)
         self.devices[self.host].full[value] = self.send(adder.device, Piece(adder.full[value], self.whole(value)), self.host)
 
     def _compute(self, node: Node, tile: Tile, part: int | None) -> list[BufferId]:
@@ -158,17 +153,16 @@ class _Builder(ProgramWriter[_DeviceBuilder]):
         builder.steps.append(Compute((Assemble(cropped, (Piece(full, region),)),)))
         return cropped
 
-    def _gather(self, value: str, holders: list[_Held], device: int, kind: ReducerKind | None) -> None:
+    def _gather(self, value: str, holders: list[_Held], device: int) -> None:
         """Bring all pieces of a value to a device, concatenate them, and add up partial results."""
         here = self.devices[device]
         parts = sorted({held.part for held in holders if held.part is not None})
         if not parts:
             here.full[value] = self._concatenate(value, holders, here, None)
             return
-        assert kind is not None, "partial tiles belong to a reduction"
         whole = [self._concatenate(value, [h for h in holders if h.part == part], here, part) for part in parts]
         here.full[value] = here.buffer(value, self.whole(value))
-        here.steps.append(Compute((Combine(here.full[value], kind, tuple(whole)),)))
+        here.steps.append(Compute((Combine(here.full[value], self.reducer(value), tuple(whole)),)))
 
     def _concatenate(self, value: str, holders: list[_Held], here: _DeviceBuilder, part: int | None) -> BufferId:
         """Return the buffer of a whole value, its own piece first where tiles overlap; an empty value has no pieces."""

@@ -18,8 +18,7 @@ from bbgrap.planners.pieces import Pieces
 from bbgrap.planners.plan import Plan, Tile, whole_output
 from bbgrap.program.steps import Apply, Assemble, BufferId, Combine, Compute, DeviceProgram, Piece, Program, reads_of
 from bbgrap.shapemap import ShapeMap, subtract_all
-from bbgrap.tdl import LocalOp, reducer_of
-from bbgrap.tdl.language import ReducerKind
+from bbgrap.tdl import LocalOp
 
 PartNumber = int | None
 """The number of a partial result."""
@@ -53,14 +52,14 @@ class _Device(DeviceWriter):
 
 class _Builder(ProgramWriter[_Device]):
     def __init__(self, plan: Plan, pieces: Pieces) -> None:
-        super().__init__(plan, _Device)
+        super().__init__(plan, pieces.descriptions, _Device)
         self.pieces = pieces
         self.holders: dict[tuple[str, PartNumber], list[tuple[int, BufferId, ShapeMap]]] = {}
         self.parts: dict[str, int] = {}
 
     def run(self) -> Program:
         feeds = tuple(self._feed(name) for name in self.graph.given)
-        joined = joined_by_host(self.plan, self.pieces.descriptions)
+        joined = joined_by_host(self.plan, self.descriptions)
         for node in self.graph.nodes:
             if node.name in joined:
                 for name in node.inputs:
@@ -104,20 +103,15 @@ class _Builder(ProgramWriter[_Device]):
         needed = [*zip(node.inputs, found, strict=True), *((name, self.whole(name)) for name in node.captured)]
         device = self.devices[tile.device]
         reads = tuple(self._fetch(tile.device, name, region) for name, region in needed)
-        part = self._part_number(node, tile)
+        part = self.part_number(node, tile)
         names = [name for name in node.outputs if name]
+        if part is not None:
+            self.parts |= dict.fromkeys(names, len({other.part for other in self.plan.tiles[node.name]}))
         writes = tuple(device.buffer(name, region, part) for name, region in zip(names, regions, strict=True))
         work = self.pieces.work(node, tile)
         device.steps.append(Compute((Apply(node.name, LocalOp(found, ()), reads, writes, work),)))
         for name, buffer, region in zip(names, writes, regions, strict=True):
             self._hold(tile.device, name, part, buffer, region)
-
-    def _part_number(self, node: Node, tile: Tile) -> PartNumber:
-        if tile.part is None:
-            return None
-        parts = sorted({t.part.interval for t in self.plan.tiles[node.name] if t.part is not None})
-        self.parts |= dict.fromkeys(filter(None, node.outputs), len(parts))
-        return parts.index(tile.part.interval)
 
     def _fetch(self, device: int, value: str, region: ShapeMap | None) -> BufferId | None:
         """Return a buffer of the device that holds just this region; None for what is not read from a buffer."""
@@ -133,16 +127,9 @@ class _Builder(ProgramWriter[_Device]):
                 return buffer if held == region else self._assemble(device, value, None, region, [Piece(buffer, region)])
         inputs = tuple(self._gather(device, value, part, region) for part in range(self.parts[value]))
         total = here.buffer(value, region)
-        kind = self._kind(value)
-        here.steps.append(Compute((Combine(total, kind, inputs),)))
+        here.steps.append(Compute((Combine(total, self.reducer(value), inputs),)))
         here.summed.setdefault(value, []).append((total, region))
         return total
-
-    def _kind(self, value: str) -> ReducerKind:
-        description = self.pieces.descriptions[self.graph.producers[value].name]
-        kind = None if description is None else reducer_of(description)
-        assert kind is not None, "partial tiles belong to a reduction"
-        return kind
 
     def _gather(self, device: int, value: str, part: PartNumber, region: ShapeMap) -> BufferId:
         here = self.devices[device].held.setdefault((value, part), [])
