@@ -31,7 +31,7 @@ def describe_causal_convolution(site: Site) -> Description | None:
     if not site.node.outputs[0] or len(out) != 3:
         return None
     channel = 2 if last else 1
-    c, fixed = out[channel], {1, 2} - {channel}
+    c, fixed = out[channel], set(range(1, len(out))) - {channel}
     place = but(out, fixed)
     reads = [operand(0)[place], operand(1)[c, ALL, ALL]]
     reads += [operand(2)[(c,)]] if site.has(2) else []
