@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from enum import Enum
@@ -63,8 +62,11 @@ def up(
         raise UsageError("-f is for logs")
     found = read_hosts(file)
     launch = Launch(found, hosts or (), token_file)
+    if follow:
+        _follow(found, hosts or (), lines)
+        return
     if action is Action.LOGS:
-        _logs(found, hosts or (), lines, follow)
+        _logs(launch, lines)
         return
     states = _done(launch, action, check, timeout)
     faults = [state for state in states if state.fault]
@@ -115,19 +117,29 @@ def _done(launch: Launch, action: Action, check: bool, timeout: float) -> list[H
                 return launch.start(timeout, progress.update)
 
 
-def _logs(file: HostsFile, names: Sequence[str], lines: int, forever: bool) -> None:
+def _logs(launch: Launch, lines: int) -> None:
+    """Print the ends of all logs; whose cannot be had is told at the end."""
     from bbgrap.cli.output import print_result
+
+    states = launch.logs(lines)
+    for state in states:
+        if len(states) > 1 and not state.fault:
+            print_result(f"==> {state.name} at {state.where} <==")
+        for line in state.log:
+            print_result(line)
+    faults = [state for state in states if state.fault]
+    for state in faults:
+        say(f"'{state.name}' at {state.where}: {state.fault}")
+    if faults:
+        raise typer.Exit(1)
+
+
+def _follow(file: HostsFile, names: Sequence[str], lines: int) -> None:
     from bbgrap.launching.ssh import follow
 
     own = file.coordinator.host
     chosen = [host for host in (*([own] if own else []), *file.hosts) if not names or host.name in names]
-    if forever and len(chosen) != 1:
+    if len(chosen) != 1:
         raise UsageError("logs -f: expected one host, as in 'bbgrap up hosts.yaml logs left -f'")
-    failed = False
-    for host in chosen:
-        if len(chosen) > 1:
-            print_result(f"==> {host.name} at {host.where} <==")
-            sys.stdout.flush()  # before what the host prints
-        failed |= follow(host, file.cluster, file.ssh_config, lines, forever=forever) != 0
-    if failed:
+    if follow(chosen[0], file.cluster, file.ssh_config, lines) != 0:
         raise typer.Exit(1)

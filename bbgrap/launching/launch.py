@@ -90,13 +90,15 @@ class Launch:
 
     def status(self) -> list[HostState]:
         """Say what runs, and who has joined."""
-        states = _each(self._agents, lambda host: _seen(host, self._ask(host, "status")))
         own = self._file.coordinator.host
         first: list[HostState] = []
         tokens = _Tokens()
+        with ThreadPoolExecutor(1) as pool:  # beside the agents: any of them may be away
+            asked = None if own is None else pool.submit(self._ask, own, "status", tokens="1")
+            states = _each(self._agents, lambda host: _seen(host, self._ask(host, "status")))
         try:
-            if own is not None:
-                reply = self._ask(own, "status", tokens="1")
+            if own is not None and asked is not None:
+                reply = asked.result()
                 first, tokens = [_seen(own, reply)], _tokens_in(reply)
             if not first or first[0].pid:
                 with self._connect(tokens) as connection:
@@ -121,6 +123,13 @@ class Launch:
             HostError: if it does not run, or its host cannot be reached.
         """
         self._ask(self._host(name), "kill")
+
+    def logs(self, lines: int) -> list[HostState]:
+        """Return the last lines of all logs; where there is none, that is the fault."""
+        return _each(
+            [*([self._own] if self._own else []), *self._agents],
+            lambda host: _logged(host, self._ask(host, "status", lines=str(lines)), lines),
+        )
 
     def log(self, name: str, lines: int) -> str:
         """Return the last lines of a host's log; nothing if there is none yet.
@@ -254,6 +263,10 @@ def _seen(host: Host, reply: HostReply) -> HostState:
     if "ended" in reply.values:
         return HostState(host.name, host.where, "ended", fault="its process ended", log=reply.log)
     return HostState(host.name, host.where, "stopped", fault="it does not run")
+
+
+def _logged(host: Host, reply: HostReply, lines: int) -> HostState:
+    return HostState(host.name, host.where, "tried", fault="" if reply.log or not lines else "there is no log yet", log=reply.log)
 
 
 def _later(before: HostState, now: HostState) -> HostState:

@@ -1,5 +1,5 @@
 # What happens on a host. `sh -s` reads this from its standard input, after lines that set
-#   action (start, stop, kill, status, logs, check), cluster, name, bin, token, profile, ready, tokens, lines, follow,
+#   action (start, stop, kill, status, logs, check), cluster, name, bin, token, profile, ready, tokens, lines,
 # and the command as $1, $2, ... So nothing of it is in anybody's arguments, where other users of the machine could read the token.
 # Answers are lines `::bbgrap KEY=VALUE`; after `::bbgrap log` comes the end of the process's log.
 # Laws: every action may be repeated; a process id counts only together with the time at which its process began.
@@ -115,10 +115,6 @@ main() {
         ;;
     logs)
         [ -r "$folder/$name.log" ] || fail "there is no log yet"
-        if [ -z "$follow" ]; then
-            tail -n "$lines" "$folder/$name.log"
-            return
-        fi
         tail -n "$lines" -f "$folder/$name.log" &
         cat >/dev/null # until whoever looks goes away
         kill "$!"

@@ -13,9 +13,11 @@ from pathlib import Path
 from bbgrap.errors import ClusterUnavailableError
 from bbgrap.launching.hosts import Host
 
-_PAUSES_S = (0.0, 1.0, 2.0)
-"""Before each try to reach a host."""
-_CONNECT_S = 10
+_PAUSES_S = (1.0, 2.0)
+"""Before each further try to reach a host."""
+_TRYING_S = 3.5
+"""No try begins later. Chosen: all three where a host refuses, as while its sshd starts; one where it says nothing."""
+_CONNECT_S = 5
 _ANSWER_S = 90.0
 """A coordinator with much to read from its disk takes long to start; whoever is silent for longer has a fault."""
 _FINAL = ("Permission denied", "Host key verification failed", "Could not resolve hostname")
@@ -37,35 +39,41 @@ class HostReply:
 
 
 def ask(host: Host, cluster: str, config: Path | None, action: str, command: Sequence[str], settings: Mapping[str, str]) -> HostReply:
-    """Have a host do something, and return what it answers; where ssh fails, it is tried again.
+    """Have a host do something, and return what it answers; where ssh fails soon, it is tried again.
 
     Raises:
         HostError: if it cannot be reached, or says what went wrong.
     """
     script = _script(host, cluster, action, command, settings)
-    done = subprocess.CompletedProcess[str]([], 0, "", "")
+    began = time.monotonic()
+    done = _said(host, config, script)
     for pause in _PAUSES_S:
-        time.sleep(pause)
-        try:
-            done = subprocess.run(
-                _shell(host, config), input=script, capture_output=True, timeout=_ANSWER_S, text=True, errors="replace", check=False
-            )
-        except OSError as error:
-            raise HostError(f"'ssh' cannot be run here: {error.strerror}; install OpenSSH's client") from None
-        except subprocess.TimeoutExpired:
-            raise HostError(f"{host.where} did not answer within {_ANSWER_S:g} s") from None
-        if not (host.ssh and done.returncode == _SSH_FAILED) or any(text in done.stderr for text in _FINAL):
+        is_final = done.returncode != _SSH_FAILED or any(text in done.stderr for text in _FINAL)
+        if not host.ssh or is_final or time.monotonic() - began + pause > _TRYING_S:
             break
+        time.sleep(pause)
+        done = _said(host, config, script)
     return _reply(host, done)
 
 
-def follow(host: Host, cluster: str, config: Path | None, lines: int, *, forever: bool) -> int:
-    """Print the end of a host's log, and with `forever` what is added to it until this is interrupted; return ssh's exit code.
+def _said(host: Host, config: Path | None, script: str) -> subprocess.CompletedProcess[str]:
+    try:
+        return subprocess.run(
+            _shell(host, config), input=script, capture_output=True, timeout=_ANSWER_S, text=True, errors="replace", check=False
+        )
+    except OSError as error:
+        raise HostError(f"'ssh' cannot be run here: {error.strerror}; install OpenSSH's client") from None
+    except subprocess.TimeoutExpired:
+        raise HostError(f"{host.where} did not answer within {_ANSWER_S:g} s") from None
+
+
+def follow(host: Host, cluster: str, config: Path | None, lines: int) -> int:
+    """Print the end of a host's log, and what is added to it until this is interrupted; return ssh's exit code.
 
     Raises:
         HostError: if ssh is missing.
     """
-    script = _script(host, cluster, "logs", (), {"lines": str(lines), "follow": "1" if forever else ""})
+    script = _script(host, cluster, "logs", (), {"lines": str(lines)})
     try:
         process = subprocess.Popen(_shell(host, config), stdin=subprocess.PIPE, text=True)
     except OSError as error:
@@ -95,7 +103,7 @@ def _shell(host: Host, config: Path | None) -> list[str]:
 
 
 def _script(host: Host, cluster: str, action: str, command: Sequence[str], settings: Mapping[str, str]) -> str:
-    unset = dict.fromkeys(("token", "profile", "ready", "tokens", "lines", "follow"), "")
+    unset = dict.fromkeys(("token", "profile", "ready", "tokens", "lines"), "")
     values = {**unset, "lines": "20", **settings, "action": action, "cluster": cluster, "name": host.name, "bin": host.bin}
     head = [f"{key}={shlex.quote(value)}" for key, value in values.items()]
     body = files("bbgrap.launching").joinpath("on_host.sh").read_text()

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 
 import psutil
 import pytest
@@ -19,7 +20,7 @@ ADDRESSES = {"left": "127.0.0.2", "right": "127.0.0.3"}
 
 @pytest.fixture
 def hosts(short, processes):
-    """The ssh configuration by which `left` and `right` are reached, and `nowhere` is not."""
+    """The ssh configuration by which `left` and `right` are reached; `nowhere` refuses, and `silent` says nothing."""
     sshd = needs(sshd="openssh-server", ssh="openssh-client")["sshd"]
     for key in ("host_key", "user_key"):
         subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", short / key], check=True)
@@ -43,6 +44,7 @@ def hosts(short, processes):
     (short / "known").write_text("".join(known))
     (short / "ssh_config").write_text(
         "".join(config) + f"Host nowhere\n  HostName 127.0.0.4\n  Port {port}\n"
+        "Host silent*\n  HostName 127.0.0.5\n  ProxyCommand sleep 600\n"
         f"Host *\n  User {USER}\n  IdentityFile {short}/user_key\n  IdentitiesOnly yes\n  UserKnownHostsFile {short}/known\n"
     )
     return short / "ssh_config"
@@ -153,6 +155,19 @@ def test_hosts_that_fail_are_named_with_what_they_say_and_the_others_run(up):
     shown = up("--check", status=1, hosts=bad)
     assert "Connection refused" in shown
     assert "no 'bbgrap-agent'" in shown
+
+
+def test_hosts_that_say_nothing_cost_a_command_some_seconds_and_not_each_its_own(up):
+    """They cost half a minute, and with `logs` ten seconds each."""
+    up()
+    silent = [{"name": f"silent{number}"} for number in range(4)]
+    for action in ("status", "logs", "start"):
+        began = time.monotonic()
+        said = up(action, status=1, hosts=silent)
+        assert 4 < time.monotonic() - began < 20, said
+        assert all(f"silent{number}" in said for number in range(4))
+        assert "timed out" in said
+    assert "joins tcp://" in up("logs", status=1, hosts=silent)
 
 
 def test_a_log_is_followed_until_whoever_looks_goes_away(up, short):
