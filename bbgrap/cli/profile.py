@@ -12,6 +12,7 @@ import typer
 from bbgrap.cli.completion import nodes
 from bbgrap.cli.options import Coordinator, Insecure, Json, TokenFile
 from bbgrap.cli.output import check_writable, print_json, print_result, print_table, say, step
+from bbgrap.cluster.names import name_order
 
 if TYPE_CHECKING:
     from bbgrap.cluster import NodeProfile
@@ -151,7 +152,8 @@ def list_profiles(
     if not rows:
         say("no profile is known; 'bbgrap profile' measures all nodes, 'bbgrap profile add FILE' sets one by hand")
         return
-    print_table(("node", "is there", "profile", "speeds", "links", "share"), sorted(rows))
+    rows.sort(key=lambda row: (name_order(row[0]), row[2]))
+    print_table(("node", "is there", "profile", "speeds", "links", "share"), rows)
 
 
 @app.command()

@@ -10,6 +10,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 
+from bbgrap.cluster.names import name_order
 from bbgrap.cluster.types import COORDINATOR
 from bbgrap.control.coordinator_instructions import CoordinatorInstruction, HostPings, Log, ToAgent
 from bbgrap.control.membership import Member, Members
@@ -138,7 +139,7 @@ class Links:
 
     def unreachable(self, name: str) -> tuple[str, ...]:
         """Return whom an agent is apart from, by name."""
-        return tuple(sorted(other for pair in self.apart if name in pair for other in pair - {name}))
+        return tuple(sorted((other for pair in self.apart if name in pair for other in pair - {name}), key=name_order))
 
     def _try(self, member: Member, peers: tuple[Peer, ...], now: float) -> list[CoordinatorInstruction]:
         if not peers:

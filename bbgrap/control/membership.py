@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
+from bbgrap.cluster.names import name_order
 from bbgrap.cluster.types import AGENT_BYTES, COORDINATOR, ETHERNET, LOCAL, Cluster, Network, NodeProfile
 from bbgrap.control.coordinator_events import RoutingId
 from bbgrap.control.coordinator_instructions import CoordinatorInstruction, Log, ToAgent
@@ -185,8 +186,8 @@ class Members:
         self._numbers = settings.first_epoch
 
     def alive(self) -> tuple[Member, ...]:
-        """The agents, by name: the device order of new deployments."""
-        return tuple(self.by_name[name] for name in sorted(self.by_name))
+        """The agents, in the order of their names: the device order of new deployments."""
+        return tuple(self.by_name[name] for name in sorted(self.by_name, key=name_order))
 
     def living(self, names: Iterable[str]) -> list[Member]:
         """Return those of some agents that are there."""

@@ -10,6 +10,7 @@ from collections import deque
 from dataclasses import dataclass, field, replace
 from itertools import count
 
+from bbgrap.cluster.names import name_order
 from bbgrap.cluster.types import NodeProfile
 from bbgrap.control.coordinator_events import RoutingId
 from bbgrap.control.coordinator_instructions import Audit, CoordinatorInstruction, Log, SaveProfile, ToAgent, ToClient
@@ -88,7 +89,7 @@ class _Round:
 
     def answer(self) -> list[CoordinatorInstruction]:
         """Return what the caller is told in the end."""
-        profiles = tuple(sorted(self.done, key=lambda profile: profile.name))
+        profiles = tuple(sorted(self.done, key=lambda profile: name_order(profile.name)))
         if not self.faults:
             return [ToClient(self.identity, Profiles(self.call, profiles))]
         names = ", ".join(profile.name for profile in profiles) or "none"

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from itertools import count
 
+from bbgrap.cluster.names import name_order
 from bbgrap.control.audit import peer_of
 from bbgrap.control.coordinator_events import RoutingId
 from bbgrap.control.coordinator_instructions import (
@@ -95,7 +96,8 @@ class Queries:
                 return [answer, SaveProfile(profile, by_hand=True), told, *self.planning.world_changed(now)]
             case ListProfiles(call):
                 measured, by_hand = (
-                    tuple(known[name] for name in sorted(known)) for known in (self.members.measured, self.members.overrides)
+                    tuple(known[name] for name in sorted(known, key=name_order))
+                    for known in (self.members.measured, self.members.overrides)
                 )
                 return [ToClient(identity, KnownProfiles(call, measured, by_hand))]
             case inspection.ForgetProfile():
