@@ -26,7 +26,7 @@ from bbgrap.protocol.key_messages import Enrol, Enrolled
 from bbgrap.protocol.messages import Refused
 from bbgrap.protocol.tokens import KEY_BYTES
 from bbgrap.transport.certificates import make_request
-from bbgrap.transport.control_client import ControlClient, is_listening
+from bbgrap.transport.control_client import ControlClient, is_listening, unavailable
 from bbgrap.transport.credentials import Credentials
 from bbgrap.transport.identity import TlsIdentity
 from bbgrap.transport.locks import NOBODY, ClientLock, FindLock, KeyPair, no_lock
@@ -89,18 +89,14 @@ def enrol(address: str, credentials: Credentials, name: str, file: KeyFile) -> E
 
     Raises:
         AccessError: if it refuses, or there is neither a key nor a token.
+        ClusterUnavailableError: if there is neither, and no coordinator either.
     """
     if credentials.is_insecure():
         _ask(address, None, Enrol(name, NOBODY.hex(), b""))
         return Enrolment(no_lock, None)
     tls_key, request = make_request(name)
     own = file.read()
-    token: ClientLock | None = None
-    try:
-        token = credentials.lock(address)
-    except AccessError:
-        if own is None:
-            raise
+    token = _token(address, credentials, is_needed=own is None)
     if own is not None and (token is None or token.server == own.server):
         try:
             return _enrolled(own, tls_key, _ask(address, own, Enrol(name, own.own.public.hex(), request)))
@@ -120,6 +116,17 @@ def enrol(address: str, credentials: Credentials, name: str, file: KeyFile) -> E
             continue  # it was replaced after it had been read
         file.write(own)
         return _enrolled(own, tls_key, answer)
+
+
+def _token(address: str, credentials: Credentials, *, is_needed: bool) -> ClientLock | None:
+    try:
+        return credentials.lock(address)
+    except AccessError:
+        if not is_needed:
+            return None
+        if not is_listening(address, AGAIN_S):  # a token would not help; a coordinator of this machine's own will need none
+            raise unavailable(address, AGAIN_S) from None
+        raise
 
 
 def _enrolled(own: ClientLock, tls_key: bytes, answer: Enrolled) -> Enrolment:

@@ -1,10 +1,12 @@
 """An agent's first contact with its coordinator."""
 
+import socket
+
 import pytest
 from bbgrap_agent import enrolment
 from bbgrap_agent.enrolment import KeyFile, enrol
 
-from bbgrap.errors import AccessError
+from bbgrap.errors import AccessError, ClusterUnavailableError
 from bbgrap.protocol.key_messages import Enrolled
 from bbgrap.protocol.tokens import Role, Token
 from bbgrap.transport.credentials import Credentials
@@ -41,3 +43,15 @@ def test_a_token_that_stays_as_it_is_and_opens_nothing_is_an_error(tmp_path, mon
     monkeypatch.setattr(enrolment, "_ask", ask)
     with pytest.raises(AccessError, match="its key is not known"):
         enrol(ADDRESS, Credentials(token_file=file), "b", KeyFile(tmp_path, ADDRESS, "b"))
+
+
+def test_who_has_no_token_is_asked_for_one_only_where_a_coordinator_is(tmp_path, monkeypatch):
+    """An agent that was started before its coordinator was told to get a token, and ended as one that no unit starts again."""
+    for name in ("BBGRAP_TOKEN", "BBGRAP_TOKEN_FILE", "BBGRAP_INSECURE"):
+        monkeypatch.delenv(name, raising=False)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"tcp://127.0.0.1:{server.getsockname()[1]}"
+        with pytest.raises(AccessError, match="wants a token"):
+            enrol(address, Credentials(), "c", KeyFile(tmp_path, address, "c"))
+    with pytest.raises(ClusterUnavailableError, match=r"no coordinator answers at .*; start one with"):
+        enrol(address, Credentials(), "c", KeyFile(tmp_path, address, "c"))
