@@ -68,6 +68,12 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
     return report
 
 
+@pytest.fixture
+def without_a_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let searches of this process end when they have looked at as much as they may, not when time is up: a busy machine finds the same."""
+    monkeypatch.setattr("bbgrap.engine.prepare._after", lambda seconds: lambda: False)
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Iterator[None]:
     """Look for no garbage among modules and tests while there are more and more of them: a twelfth of the time that collecting takes."""

@@ -35,6 +35,7 @@ def layer(op: str) -> Graph:
     return Graph("layer", (node,), ("x",), ("y", "h"), weights, types, {"": 17})
 
 
+@pytest.mark.usefixtures("without_a_clock")
 @pytest.mark.parametrize("op", GATES)
 def test_each_node_has_a_direction_and_half_of_the_weights(op: str) -> None:
     graph = layer(op)

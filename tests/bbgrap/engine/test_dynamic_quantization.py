@@ -133,6 +133,7 @@ def test_ranges_are_looked_for_in_parts_where_rows_are_divided(tmp_path: Path) -
     assert forecast.graph_of_one is graph
 
 
+@pytest.mark.usefixtures("without_a_clock")
 def test_a_machine_that_has_the_whole_model_keeps_the_quantizers_of_the_file(tmp_path: Path) -> None:
     """The other form reads every map once more."""
     graph = load_graph(network(tmp_path / "m.onnx"), NET)

@@ -28,6 +28,7 @@ STREAM = replace(AUTO, objective="throughput")
 FAST = Cluster((NodeProfile("slow"), NodeProfile("fast", share=3.0)))
 
 
+@pytest.mark.usefixtures("without_a_clock")
 @pytest.mark.parametrize("options", [AUTO, STREAM])
 def test_every_variant_answers_like_plain_onnxruntime(options: PlanOptions) -> None:
     model = materialize("tiny")
@@ -93,6 +94,7 @@ def test_where_most_nodes_have_no_room_the_stream_takes_a_plan_over_all() -> Non
     assert single.report["nodes_used"] == ["a"], "planner single has no other plan"
 
 
+@pytest.mark.usefixtures("without_a_clock")
 @pytest.mark.broad
 def test_the_nodes_have_room_for_all_variants_together() -> None:
     """Room for the plan and not for the whole model besides: the plan stays alone."""
@@ -107,6 +109,7 @@ def test_the_nodes_have_room_for_all_variants_together() -> None:
         assert sum(variant.report["memory_bytes"][node.name] for variant in variants) <= node.memory_bytes
 
 
+@pytest.mark.usefixtures("without_a_clock")
 def test_the_plan_is_tried_against_the_best_node_that_has_room() -> None:
     nodes = (NodeProfile("fast", share=2, memory_bytes=150_000_000), NodeProfile("a"), NodeProfile("b"))
     cluster = Cluster(nodes, Network(Link(1.25e9, 2e-5)))

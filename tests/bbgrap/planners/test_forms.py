@@ -63,6 +63,7 @@ def test_a_form_is_found_by_the_names_of_its_nodes() -> None:
     assert form_with(graph, ["other"]) is graph
 
 
+@pytest.mark.usefixtures("without_a_clock")
 def test_heads_of_fused_attention_are_divided() -> None:
     graph = fused(heads=8, head=64, values=64, batch=1, words=128, features=512, mask=(1, 128))
     cluster = replace(Cluster.even(2), network=Network(Link(1.25e9, 5e-5)))
