@@ -214,7 +214,7 @@ class BareCoordinator:
         for process in self.processes:
             process.terminate()
             try:
-                process.wait(10)
+                process.wait(30)
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()

@@ -193,7 +193,7 @@ def test_a_deployment_is_ready_while_a_kernel_runs():
 
     def kernel(inputs):
         running.set()
-        assert go_on.wait(10)
+        assert go_on.wait(60)
         return [inputs[0] + inputs[1]]
 
     bench = Bench(kernel)
@@ -202,13 +202,13 @@ def test_a_deployment_is_ready_while_a_kernel_runs():
     try:
         bench.send(bench.host, HOST, 1, 1, 10)
         bench.send(bench.peer, PEER, 1, 2, 1)
-        assert running.wait(10)
+        assert running.wait(60)
         bench.executor.install_soon(replace(bench.executor._deployments[7], epoch=8))
         assert bench.executor._admits(Frame(Kind.DATA, HOST, 8, 2, 1).to_bytes(), ROW.dtype.numpy.itemsize * 2, "")
         bench.send(bench.host, HOST, 2, 1, 20, epoch=8)
         bench.send(bench.peer, PEER, 2, 2, 2, epoch=8)
         go_on.set()
-        came, until = {}, time.monotonic() + 10
+        came, until = {}, time.monotonic() + 60
         while len(came) < 2 and time.monotonic() < until:
             came |= bench.answers()
             time.sleep(0.01)

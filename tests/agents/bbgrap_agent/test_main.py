@@ -54,7 +54,7 @@ def test_an_agent_that_waits_for_its_coordinator_says_so_and_can_be_stopped(comm
             line = next(line for line in agent.stdout if "insecure" not in line)
             assert "the coordinator at tcp://127.0.0.1:9 does not answer; trying until it does" in line
             agent.send_signal(number)
-            assert agent.wait(10.0) == 0
+            assert agent.wait(60.0) == 0
         finally:
             agent.kill()
 

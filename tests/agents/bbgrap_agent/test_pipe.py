@@ -91,6 +91,6 @@ def test_a_thread_that_waits_is_let_go_when_its_end_is_closed():
     thread = threading.Thread(target=lambda: got.append(pipe.receive()))
     thread.start()
     pipe.close()
-    thread.join(10)
+    thread.join(60)
     assert got == [None]
     there.close()

@@ -57,10 +57,10 @@ def test_requests_are_handed_on_once_when_their_inputs_are_written_unless_cancel
     incoming.cancel(CLIENT, 4)
     assert written.empty()
     files.turns.release(3)
-    assert incoming.stored(written.get(timeout=5)) is None
-    message = incoming.stored(written.get(timeout=5))
+    assert incoming.stored(written.get(timeout=60)) is None
+    message = incoming.stored(written.get(timeout=60))
     assert (message.call, message.payload) == (2, (bytes(LARGE_BYTES),))
     assert incoming.take(CLIENT, request(3, 3 * LARGE_BYTES)) == ""
-    assert incoming.stored(written.get(timeout=5)).call == 3
+    assert incoming.stored(written.get(timeout=60)).call == 3
     assert written.empty()
     incoming.close()
