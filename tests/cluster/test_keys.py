@@ -172,7 +172,7 @@ def test_of_two_machines_with_one_name_that_start_together_one_joins_and_the_oth
         (ended,) = (log.read_text() for log, twin in zip(logs, twins, strict=True) if twin.poll() is not None)
         assert "the name 'twin' is taken by" in ended.splitlines()[-1]
         assert "choose another with --name" in ended.splitlines()[-1]
-        assert "twin" in {node.name for node in cluster.connection.nodes()}
+        until(lambda: "twin" in {node.name for node in cluster.connection.nodes()}, why=lambda: "\n".join(log.read_text() for log in logs))
         assert [key.revoked for key in cluster.connection.tokens() if key.name == "twin"] == [0.0]
     finally:
         for twin in twins:
