@@ -29,8 +29,8 @@ from tests.waiting import until
 pytestmark = pytest.mark.cluster
 X = np.ones((8, 4), np.float32)
 WITHIN_S = 30
-GRACE_S = 2.0
-"""How long a replaced token goes on: enough for a busy machine to write both the key ring and its user's file."""
+GRACE_S = 5.0
+"""How long a replaced token goes on: enough for a slow disk to take the keys, and for a busy machine to write its user's file."""
 
 
 @pytest.fixture(scope="module")
@@ -48,8 +48,8 @@ def requests(session):
     np.testing.assert_array_equal(y, tiny.expected(X))
 
 
-def many_requests(session):
-    deadline = time.monotonic() + WITHIN_S
+def requests_for(seconds, session):
+    deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         requests(session)
 
@@ -95,9 +95,8 @@ def test_a_token_that_is_replaced_in_its_file_loses_no_request(cluster, tmp_path
             new = cluster.connection.rotate_token("laptop", GRACE_S)
             requests(session)
             file.write_text(new)
-            deadline = time.monotonic() + GRACE_S + 0.5
-            while time.monotonic() < deadline:
-                requests(session)
+            requests_for(0.5, session)
+        requests_for(GRACE_S, session)  # until the last of the old ones is over
 
 
 def test_a_token_that_is_taken_back_fails_within_a_second_and_says_why(cluster):
@@ -107,7 +106,7 @@ def test_a_token_that_is_taken_back_fails_within_a_second_and_says_why(cluster):
         cluster.connection.revoke_token("guest")
         began = time.monotonic()
         with pytest.raises(AccessError, match="was revoked"):
-            many_requests(session)
+            requests_for(WITHIN_S, session)
         assert time.monotonic() - began < 1.0
     requests(bbgrap.InferenceSession(tiny.model_bytes(), cluster=cluster, planner="bbgrap"))
 

@@ -144,7 +144,7 @@ def test_a_worker_does_not_outlive_its_nanny(coordinator, agent):
     coordinator.join()
     worker = coordinator.worker_of(agent)
     agent.kill()
-    assert gone(worker.pid, 10.0)
+    assert gone(worker.pid, 1.0)
 
 
 @pytest.mark.faults
@@ -167,7 +167,7 @@ def test_a_busy_worker_does_not_outlive_its_nanny(coordinator, agent):
     coordinator.beat(lambda beat: beat.request == 7)
     worker = coordinator.worker_of(agent)
     agent.kill()
-    assert gone(worker.pid, 10.0)
+    assert gone(worker.pid, 1.0)
 
 
 @pytest.mark.faults
