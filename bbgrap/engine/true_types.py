@@ -5,6 +5,8 @@ ONNX's inference tells which shapes follow from those of the inputs alone, nearl
     types of values of which onnx knows nothing     a session that has them as outputs declares them
     shapes that some operators make                 each node of theirs runs alone, on zeros: see `DOUBTED`; of an `Einsum` they are known
 
+A third follows from what is asked: shapes that a loop makes, from those of one of its turns (`loop_types`).
+
 Where these differ from what was inferred, all that follows is inferred anew from what is so. Laws: a shape that depends on the inputs'
 values stays unknown; a shape that is known is the one that onnxruntime makes.
 """
@@ -20,6 +22,7 @@ import numpy as np
 
 from bbgrap.engine.cache_shapes import CACHING, cached_shapes
 from bbgrap.engine.estimator_shapes import estimator_shapes, is_estimator
+from bbgrap.engine.loop_types import loop_types
 from bbgrap.engine.sessions import declared_type, make_session
 from bbgrap.errors import ModelError
 from bbgrap.graph.lower import empty_to_constant, skip_overwritten
@@ -45,6 +48,9 @@ MOST_WORK = 1 << 33
 _STEERING = frozenset({DType.INT32, DType.INT64})
 """Types of values that may say which shape another value has."""
 
+_Turns = dict[tuple[object, ...], dict[str, TensorType]]
+"""What loops make, by their names and by the types of what they read."""
+
 _Shapes = dict[tuple[object, ...], tuple[tuple[int, ...], ...] | None]
 """Shapes that a node made, by what decides about them; None where it could not be run alone."""
 
@@ -60,6 +66,7 @@ def typed_graph(model: OnnxModel, *, hides_sizes: bool = False, known: Mapping[s
     asked: set[str] = set()
     ranks: dict[str, int] = {}
     shapes: _Shapes = {}
+    turns: _Turns = {}
     stored = weights_of(model, known)
     while True:
         graph = to_graph(model, declared | seen, hides_sizes=hides_sizes, stored=stored)
@@ -72,6 +79,9 @@ def typed_graph(model: OnnxModel, *, hides_sizes: bool = False, known: Mapping[s
         unknown = [n for n, kind in graph.types.items() if kind.shape is None and not kind.onnx and n not in {*asked, *graph.inputs}]
         found, their_ranks = _declared_by_runtime(graph, seen, unknown) if unknown else ({}, {})
         ranks |= their_ranks
+        if not found and (loops := _made_by_loops(graph, declared, turns)):
+            declared |= loops
+            continue
         if not found:
             return replace(empty_to_constant(skip_overwritten(plain_slopes(graph))), ranks=ranks)
         # From shapes more may follow, here and there; of what nobody knows a shape, the type alone is taken.
@@ -186,6 +196,18 @@ def _declared_by_runtime(graph: Graph, seen: Mapping[str, TensorType], unknown: 
     tensors = [item for item in session.get_outputs() if found[item.name].dtype in STORABLE]  # an optional one has a shape, too
     ranks = {item.name: len(item.shape) for item in tensors if isinstance(item.shape, list) and item.shape}
     return {name: kind for name, kind in found.items() if kind not in (graph.types[name], UNKNOWN)}, ranks
+
+
+def _made_by_loops(graph: Graph, declared: Mapping[str, TensorType], table: _Turns) -> dict[str, TensorType]:
+    """Return what is not yet declared of the types of what loops make."""
+    found: dict[str, TensorType] = {}
+    for node in graph.nodes:
+        if node.op == "Loop" and not node.domain:
+            key = (node.name, *(graph.types[name] for name in node.reads))
+            if key not in table:
+                table[key] = loop_types(graph, node, typed_graph)
+            found |= {name: kind for name, kind in table[key].items() if declared.get(name) != kind}
+    return found
 
 
 def _made_shapes(graph: Graph, node: Node, table: _Shapes) -> tuple[tuple[int, ...], ...] | None:

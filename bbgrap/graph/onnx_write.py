@@ -172,6 +172,8 @@ def _tensor(weight: Weight, place: tuple[int, str] | None) -> TensorProto:
 
 def _node(node: Node, opsets: Mapping[str, int]) -> NodeProto:
     proto = NodeProto(op_type=node.op, name=node.name, domain=node.domain, input=node.inputs, output=node.outputs)
+    if node.op == "Loop":  # of inputs that may be absent, onnxruntime counts the first two
+        proto.input.extend(("", "")[len(node.inputs) :])
     kinds = _kinds(node.op, opsets.get(node.domain, 1), node.domain)
     for name, value in sorted(node.attributes.items()):
         proto.attribute.append(_attribute(name, value, kinds.get(name)))
