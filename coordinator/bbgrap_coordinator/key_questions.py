@@ -33,8 +33,13 @@ class Answered:
     identity: bytes
     question: KeyMessage
     answer: KeyAnswer
-    again: bool
-    """Whether the same node has had this answer before."""
+    key_before: str = ""
+    """Of the node that enrols: the key that the one of its name has had until now, in hex; empty if there was none."""
+
+    @property
+    def is_known(self) -> bool:
+        """Whether the same node has had this answer before."""
+        return isinstance(self.question, Enrol) and self.question.key == self.key_before
 
     @property
     def fault(self) -> str:
@@ -83,9 +88,9 @@ class KeyQuestions:
             rate = self._enrolments.setdefault(key_of(identity), Rate(ENROLMENTS_PER_S, ENROLMENTS_AT_ONCE))
             if not rate.take(time.monotonic()):
                 return []
-        again = isinstance(question, Enrol) and self._keys.has_enrolled(question)
+        before = self._keys.key_of_node(question.name) if isinstance(question, Enrol) else ""
         answer, change = self._keys.answer(identity, question, self._connections)
-        answered = Answered(identity, question, answer, again)
+        answered = Answered(identity, question, answer, before)
         if change is None:
             return [answered]
         self._writing = identity, question

@@ -212,10 +212,10 @@ class KeyRing:
 
     # --- nodes ------------------------------------------------------------------------------------------------------------------------
 
-    def has_enrolled(self, message: Enrol) -> bool:
-        """Whether this node has this key already."""
-        entry = self._named(message.name)
-        return entry is not None and entry.kind == NODE and entry.key == message.key
+    def key_of_node(self, name: str) -> str:
+        """Return the key of the node with this name, in hex; empty if there is none."""
+        entry = self._named(name)
+        return entry.key if entry is not None and entry.kind == NODE else ""
 
     def _enrol(self, identity: bytes, message: Enrol, connections: Callable[[bytes], int]) -> tuple[Enrolled | Refused, KeyChange | None]:
         by, key = self._entries[key_of(identity)], bytes.fromhex(message.key)
@@ -374,10 +374,10 @@ class NoKeys:
             return Enrolled(b"", b""), None
         return _refused_call(message, "this coordinator runs with --insecure: it has no keys; start it without to lock it"), None
 
-    def has_enrolled(self, message: Enrol) -> bool:
-        """See `KeyRing.has_enrolled`: nobody has a key."""
-        del message
-        return False
+    def key_of_node(self, name: str) -> str:
+        """See `KeyRing.key_of_node`: nobody has a key."""
+        del name
+        return ""
 
     def ended(self) -> list[bytes]:
         """See `KeyRing.ended`."""

@@ -257,8 +257,11 @@ class Server:
             question = answered.question
             if not isinstance(question, ListTokens):
                 failed = {"refused": answered.fault} if answered.fault else {}
-                if not failed and not answered.again:
-                    self._handle(Noticed(f"{_KEY_EVENTS[type(question)]}: '{question.name}'"))
+                if not failed and not answered.is_known:
+                    twins = (
+                        ", with another key than before; if these are two machines, give one another --name" if answered.key_before else ""
+                    )
+                    self._handle(Noticed(f"{_KEY_EVENTS[type(question)]}: '{question.name}'{twins}"))
                 self._tell(Audit(_KEY_EVENTS[type(question)], peer_of(answered.identity), {"name": question.name, **failed}))
             self._say(answered.identity, answered.answer)
             self._shut_out(self._keys.ended())

@@ -179,6 +179,11 @@ def test_of_two_machines_with_one_name_that_start_together_one_joins_and_the_oth
         for twin in twins:
             twin.wait(WITHIN_S)
     until(lambda: "twin" not in {node.name for node in cluster.connection.nodes()})
+    assert "enrolled: 'twin', with another key" not in cluster.log("coordinator")
+    own = ["--keys-dir", str(tmp_path / "third-keys"), "--cache-dir", str(tmp_path / "third-cache")]
+    with subprocess.Popen([*command, *own], stdin=subprocess.PIPE, stderr=subprocess.DEVNULL) as third:
+        until(lambda: "enrolled: 'twin', with another key than before; if these are two machines" in cluster.log("coordinator"))
+        third.stdin.close()
 
 
 @pytest.mark.faults
