@@ -6,7 +6,7 @@ again every `AGAIN_S`.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 
@@ -22,6 +22,8 @@ AGAIN_S = 2.0
 """When a pair that is apart is tried again."""
 TRIAL_S = 3.0
 """How long a trial may take: two pings to each peer, and an agent that is busy."""
+STEPS = 3
+"""Segments that an agent has run meanwhile if it was not in one all the time: one is whole, with time to answer before and after it."""
 
 NodePair = frozenset[str]
 
@@ -31,6 +33,8 @@ class _Trial:
     member: Member
     peers: tuple[Peer, ...]
     began: float
+    steps: Mapping[str, int]
+    """How many segments the workers of the peers had run when it began, by name."""
 
 
 class Links:
@@ -103,12 +107,12 @@ class Links:
                     told.append(Log(text, event="link back", node=peer.name))
             elif peer.name == COORDINATOR or (
                 (other := self.members.by_name.get(peer.name)) is not None
-                and not other.beat.seconds
+                and not _answers_late(other, trial)
                 and not other.is_quiet(now)
                 and peer.name not in loading
             ):
-                # One that computes answers late, one that is about to be taken for dead never, and one whose worker has just been started
-                # anew not at all: none says anything of the link. Each agent looks itself whether it reaches the others, before.
+                # One that computes answers between two segments, one that is about to be taken for dead never, and one whose worker has
+                # just been started anew not at all: none says anything of the link. Each agent looks itself whom it reaches, before.
                 if pair not in self.apart:
                     text = apart_text(peer.name, peer.address, member.join.data_address)
                     told.append(Log(f"'{member.name}' {text} If so, {LONG_ONES_LOST}", event="link lost", node=member.name))
@@ -145,5 +149,11 @@ class Links:
         if not peers:
             return []
         number = next(self._numbers)
-        self._trials[number] = _Trial(member, peers, now)
+        steps = {peer.name: other.beat.steps for peer in peers if (other := self.members.by_name.get(peer.name)) is not None}
+        self._trials[number] = _Trial(member, peers, now, steps)
         return [ToAgent(member.identity, TryLinks(number, peers))]
+
+
+def _answers_late(other: Member, trial: _Trial) -> bool:
+    """Whether an agent may have been in one segment for as long as it was tried."""
+    return other.beat.seconds > 0 and other.beat.steps < trial.steps.get(other.name, 0) + STEPS

@@ -1,5 +1,7 @@
 """What runs over a link in doubt waits until all that is in doubt of it is known."""
 
+import pytest
+
 from bbgrap.control import coordinator_events as ce
 from bbgrap.control.coordinator_instructions import Log
 from bbgrap.planners.options import PlanOptions
@@ -26,3 +28,16 @@ def test_why_a_connection_broke_is_told():
     wire = ready_wire("a", "b", options=PlanOptions(planner="rows"))
     (found,) = wire.coordinator.handle(ce.FromPeer(wire.agent("a").identity, m.LinkBroken("tcp://b:1", "it was reset")), wire.now)[:1]
     assert found == Log("'a' to 'b': the connection broke: it was reset")
+
+
+@pytest.mark.parametrize(("seconds", "steps", "apart"), [(0.0, 0, True), (0.2, 2, False), (5.0, 0, False), (0.2, 3, True)])
+def test_one_that_computes_was_not_reached_if_it_has_passed_from_one_segment_to_another(seconds, steps, apart):
+    """Under load agents compute all the time: a pair whose link was cut was taken for well, and requests stalled over it again."""
+    wire = ready_wire("a", "b", options=PlanOptions(planner="rows"))
+    machine = wire.coordinator
+    wire.say("b", m.Heartbeat(1, 1, 0.1, 10))
+    (*_, told) = machine.faults.broken(machine.members.by_name["a"], "tcp://b:1", wire.now)
+    (peer,) = told.message.peers
+    wire.say("b", m.Heartbeat(1, 1, seconds, 10 + steps))
+    wire.to_coordinator(ce.FromPeer(told.identity, m.LinksTried(told.message.trial, (peer.device,))))
+    assert (frozenset("ab") in machine.links.apart) == apart
