@@ -14,7 +14,6 @@ import select
 import sys
 from datetime import UTC, datetime
 from enum import Enum
-from io import UnsupportedOperation
 from typing import TextIO
 
 from bbgrap.report.printable import printable
@@ -91,7 +90,11 @@ class LinesWithoutWaiting(logging.StreamHandler[TextIO]):
             return True
         try:
             return bool(select.select([], [self.stream.fileno()], [], 0 if self._lost else _PATIENCE_S)[1])
-        except (AttributeError, UnsupportedOperation, ValueError):  # no file: nothing at all, or a text in memory
+        except (
+            AttributeError,
+            OSError,
+            ValueError,
+        ):  # nothing at all, a text in memory, or a file that was closed: logging knows what to do
             return True
 
 

@@ -79,6 +79,22 @@ def test_who_writes_lines_does_not_wait_for_who_reads_them(stopped):
     assert last.endswith("INFO bbgrap.x again\n")
 
 
+NOWHERE = """
+import logging
+import os
+from bbgrap.observing.logs import LogFormat, write_logs
+write_logs(LogFormat.TEXT)
+os.close(2)
+logging.warning("x")
+print("on")
+"""
+
+
+def test_who_has_nowhere_to_write_lines_goes_on():
+    done = subprocess.run([sys.executable, "-c", NOWHERE], stdout=subprocess.PIPE, text=True, check=False)
+    assert done.stdout == "on\n"
+
+
 def lines_of(descriptor: int) -> Iterator[str]:
     with open(descriptor) as reader, suppress(OSError):
         yield from reader
