@@ -45,6 +45,9 @@ three channels takes 0.8 GB."""
 MOST_WORK = 1 << 33
 """Elements times those of a window. Chosen: about ten seconds of one core."""
 
+MOST_LOOPS = 16
+"""Of which the shapes are found. Chosen: models have a few; what follows one is inferred in a round of its own, over the whole model."""
+
 _STEERING = frozenset({DType.INT32, DType.INT64})
 """Types of values that may say which shape another value has."""
 
@@ -204,9 +207,9 @@ def _made_by_loops(graph: Graph, declared: Mapping[str, TensorType], table: _Tur
     for node in graph.nodes:
         if node.op == "Loop" and not node.domain:
             key = (node.name, *(graph.types[name] for name in node.reads))
-            if key not in table:
+            if key not in table and sum(map(bool, table.values())) < MOST_LOOPS:
                 table[key] = loop_types(graph, node, typed_graph)
-            found |= {name: kind for name, kind in table[key].items() if declared.get(name) != kind}
+            found |= {name: kind for name, kind in table.get(key, {}).items() if declared.get(name) != kind}
     return found
 
 

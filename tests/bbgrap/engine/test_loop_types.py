@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import NodeProto, TensorProto, helper
 
+from bbgrap.engine import true_types
 from bbgrap.engine.load import load_graph
 from bbgrap.engine.sessions import make_session
 from bbgrap.graph.onnx_loops import MOST_TURNS
@@ -141,3 +142,17 @@ def test_a_loop_that_carries_nothing_is_counted(tmp_path: Path) -> None:
     nodes = [helper.make_node("Loop", ["", ""], ["all"], body=body, name="loop"), node("Tanh", "all", "y")]
     onnx.save(model_of(nodes, {"x": MAP}, ["y"], {"two": np.array(2)}), path)
     assert compared(path, {"x": normal(7, *MAP)}).types["all"].shape == (3, *MAP)
+
+
+def test_only_so_many_loops_are_looked_into(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(true_types, "MOST_LOOPS", 2)
+    ends = [scalar("go_out", TensorProto.BOOL), untyped("map_out")]
+    nodes = []
+    for number in range(4):
+        inputs = [scalar("i", TensorProto.INT64), scalar("go_in", TensorProto.BOOL), untyped("map_in")]
+        body = helper.make_graph([*ON, node("Relu", "map_in", "map_out")], "turn", inputs, ends)
+        nodes.append(helper.make_node("Loop", ["two", "", f"x{number or ''}"], [f"x{number + 1}"], body=body))
+    path = tmp_path / "model.onnx"
+    onnx.save(model_of(nodes, {"x": MAP}, ["x4"], {"two": np.array(2)}), path)
+    graph = compared(path, {"x": normal(8, *MAP)})
+    assert [graph.types[f"x{number}"].shape for number in (1, 2, 3, 4)] == [MAP, MAP, None, None]
