@@ -26,11 +26,11 @@ _MOST, _NUMBER, _NUMBERS = "counted turns", "number of a turn", "numbers of turn
 
 _STEERING = frozenset(
     {
-        *("Add", "Sub", "Mul", "Div", "Mod", "Neg", "Abs", "Min", "Max", "Cast", "Identity", "Squeeze", "Unsqueeze"),
+        *("Add", "Sub", "Mul", "Neg", "Abs", "Min", "Max", "Cast", "Identity", "Squeeze", "Unsqueeze"),
         *("And", "Or", "Xor", "Not", "Less", "LessOrEqual", "Greater", "GreaterOrEqual", "Equal", "Where"),
     }
 )
-"""Operators that make one element of ones: whatever a file says, counting takes no memory."""
+"""Operators that make one element of ones, and nothing else: whatever a file says, counting takes no memory, and divides nothing by 0."""
 
 
 @dataclass(frozen=True, slots=True)
