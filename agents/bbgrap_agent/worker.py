@@ -302,7 +302,8 @@ def main(argument: str) -> None:
     settings = WorkerSettings.parse(argument)
     _follow(settings.nanny)
     # Where a model ends this process, the log says in which kernel; the nanny says the rest.
-    faulthandler.enable()
+    # Of the thread that it ends by alone: looking at others while they run ends it by SIGSEGV, and of SIGBUS the cause is looked for.
+    faulthandler.enable(all_threads=False)
     write_logs(inherited_format(), verbose=settings.verbose)
     name_node(settings.name)
     confine_worker(Path(settings.cache_dir))
