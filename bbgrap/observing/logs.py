@@ -2,7 +2,8 @@
 
 What a line speaks of comes with the record (`extra=`): `model` (its digest), `node`, `epoch`, `request`.
 
-Law: nobody waits for who reads the lines, as in a terminal that was stopped. Those that find no room are lost, and counted.
+Law: nobody waits for who reads the lines, as in a terminal that was stopped. Those that find no room are lost, and counted. A
+single one that is longer than a page of memory may wait.
 """
 
 from __future__ import annotations

@@ -19,7 +19,9 @@ from bbgrap.protocol.key_messages import Enrol, KeyMessage
 from bbgrap.protocol.messages import Refused
 from bbgrap.transport.control_server import key_of
 from bbgrap.transport.rate import Rate
-from bbgrap_coordinator.keyring import KeyAnswer, KeyChange, KeyRing, NoKeys, not_written
+from bbgrap_coordinator.key_refusals import not_written
+from bbgrap_coordinator.keyring import KeyAnswer, KeyChange, KeyRing
+from bbgrap_coordinator.no_keys import NoKeys
 
 ENROLMENTS_PER_S = 5.0
 ENROLMENTS_AT_ONCE = 32.0

@@ -21,7 +21,7 @@ from typing import assert_never
 
 from bbgrap.cluster.types import COORDINATOR
 from bbgrap.errors import AccessError, BbgrapError, UsageError
-from bbgrap.protocol.client_messages import Ask, Cancel, ClientAnswer, ClientMessage, EndSequence, Failed, ForkSequence
+from bbgrap.protocol.client_messages import ClientAnswer, ClientMessage
 from bbgrap.protocol.faults import Fault
 from bbgrap.protocol.key_messages import (
     MAX_KEY_NAME_BYTES,
@@ -44,6 +44,7 @@ from bbgrap.transport.identity import fingerprint_of
 from bbgrap.transport.locks import KeyPair, ServerLock
 from bbgrap.user_folders import write_private
 from bbgrap_coordinator.key_file import KeyRecord, SavedKeys, Secrets, read_keys, write_keys
+from bbgrap_coordinator.key_refusals import SHUT_OUT, refused_call
 
 LOCAL = "local"
 """The token that the coordinator leaves for commands of its own user on its own machine."""
@@ -54,10 +55,6 @@ HELD_S = 30.0
 in tens; and one that ended before it spoke, without keeping its key, is away for no longer."""
 MAX_ENTRIES = 4096
 """Keys that are kept; of more, those that were taken back first are forgotten, and then no more are made."""
-
-SHUT_OUT = (
-    "its key was revoked, or has expired; get a new token on the coordinator's machine: 'bbgrap token create', for agents with --role agent"
-)
 
 KeyAnswer = ClientAnswer | Enrolled | Refused
 
@@ -193,7 +190,7 @@ class KeyRing:
                 case _:
                     assert_never(message)
         except BbgrapError as error:
-            return _refused_call(message, str(error), Fault.of(error)), None
+            return refused_call(message, str(error), Fault.of(error)), None
 
     def take(self, change: KeyChange) -> None:
         """Let hold what is on the disk. `ended` then says which connections shall end."""
@@ -354,64 +351,3 @@ def _role(text: str) -> Role:
         return Role(text)
     except ValueError:
         raise UsageError(f"role '{text[:40]}': expected one of {', '.join(role.value for role in Role)}") from None
-
-
-class NoKeys:
-    """What a coordinator with --insecure has in place of a key ring: everybody may say everything."""
-
-    lock = None
-    data_identity = None
-
-    def refusal(self, identity: bytes, message: AgentMessage | ClientMessage | KeyMessage) -> str:
-        """See `KeyRing.refusal`."""
-        del identity, message
-        return ""
-
-    def answer(self, identity: bytes, message: KeyMessage, connections: Callable[[bytes], int]) -> tuple[KeyAnswer, None]:
-        """See `KeyRing.answer`: there are no tokens, and nodes need none."""
-        del identity, connections
-        if isinstance(message, Enrol):
-            return Enrolled(b"", b""), None
-        return _refused_call(message, "this coordinator runs with --insecure: it has no keys; start it without to lock it"), None
-
-    def key_of_node(self, name: str) -> str:
-        """See `KeyRing.key_of_node`: nobody has a key."""
-        del name
-        return ""
-
-    def ended(self) -> list[bytes]:
-        """See `KeyRing.ended`."""
-        return []
-
-    def is_node(self, identity: bytes) -> bool:
-        """See `KeyRing.is_node`."""
-        del identity
-        return False
-
-    def name_of_short(self, short: str) -> str:
-        """See `KeyRing.name_of_short`."""
-        del short
-        return ""
-
-    def name_of(self, identity: bytes) -> str:
-        """See `KeyRing.name_of`."""
-        return identity[-6:].hex()
-
-
-def refused(message: AgentMessage | ClientMessage | KeyMessage, why: str) -> Failed | Refused | None:
-    """Return what to answer to a message that is refused; None if it has no answer."""
-    if isinstance(message, Join | Enrol):
-        return Refused(why, retry=False)
-    if isinstance(message, AgentMessage | Ask | Cancel | ForkSequence | EndSequence):
-        return None
-    return Failed(message.call, Fault.ACCESS, why)
-
-
-def not_written(message: KeyMessage, error: OSError) -> Failed | Refused:
-    """Return what to answer where keys could not be written. A disk that is full may have room again: a node asks again."""
-    why = f"keys: nothing has changed, for they cannot be written: {error.strerror or error}"
-    return _refused_call(message, why, retry=True)
-
-
-def _refused_call(message: KeyMessage, why: str, fault: Fault = Fault.ACCESS, *, retry: bool = False) -> Failed | Refused:
-    return Refused(why, retry) if isinstance(message, Enrol) else Failed(message.call, fault, why)

@@ -62,8 +62,10 @@ from bbgrap_coordinator.comparing import compared
 from bbgrap_coordinator.host import HostExecutor
 from bbgrap_coordinator.input_files import IncomingRequests, InputFiles, InputsStored
 from bbgrap_coordinator.key_questions import Answered, KeyQuestions, KeysWritten
-from bbgrap_coordinator.keyring import SHUT_OUT, KeyAnswer, KeyRing, NoKeys, refused
+from bbgrap_coordinator.key_refusals import SHUT_OUT, refused
+from bbgrap_coordinator.keyring import KeyAnswer, KeyRing
 from bbgrap_coordinator.models import ModelStore
+from bbgrap_coordinator.no_keys import NoKeys
 from bbgrap_coordinator.planning import PlanningQueues
 from bbgrap_coordinator.storage import Storage
 

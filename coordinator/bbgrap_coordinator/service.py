@@ -35,8 +35,9 @@ from bbgrap.user_folders import cache_folder
 from bbgrap_coordinator.artifacts import ArtifactFolders
 from bbgrap_coordinator.audit import AuditLog
 from bbgrap_coordinator.input_files import InputFiles
-from bbgrap_coordinator.keyring import JOIN, LOCAL, KeyRing, NoKeys
+from bbgrap_coordinator.keyring import JOIN, LOCAL, KeyRing
 from bbgrap_coordinator.models import ModelStore
+from bbgrap_coordinator.no_keys import NoKeys
 from bbgrap_coordinator.planning import PlanningQueues
 from bbgrap_coordinator.server import Server
 from bbgrap_coordinator.state_database import StateDatabase

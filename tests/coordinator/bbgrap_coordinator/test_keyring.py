@@ -12,7 +12,9 @@ import pytest
 from bbgrap_coordinator import keyring
 from bbgrap_coordinator.key_file import read_keys
 from bbgrap_coordinator.key_questions import KeyQuestions
-from bbgrap_coordinator.keyring import JOIN, LOCAL, MAX_ENTRIES, KeyRing, NoKeys, refused
+from bbgrap_coordinator.key_refusals import refused
+from bbgrap_coordinator.keyring import JOIN, LOCAL, MAX_ENTRIES, KeyRing
+from bbgrap_coordinator.no_keys import NoKeys
 
 from bbgrap.cluster.types import COORDINATOR
 from bbgrap.errors import UsageError
