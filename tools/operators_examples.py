@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from bbgrap.graph.divided_experts import CHOSEN_EXPERTS, OWN_DOMAIN
 from bbgrap.graph.types import Attribute
 from bbgrap.tdl.operators import elementwise, estimators, quantized, reductions
 
@@ -167,4 +168,5 @@ ESTIMATORS: dict[str, Example] = {
 }
 
 EXAMPLES = {("", op): example for op, example in STANDARD.items()} | {("com.microsoft", op): e for op, e in MICROSOFT.items()}
+EXAMPLES |= {(OWN_DOMAIN, CHOSEN_EXPERTS): Example("n j e", (12, 2, 8), ((12, 8), (12, 2), (4, 16, 8), None, (4, 8, 16)), {"k": 1})}
 EXAMPLES |= {(estimators.DOMAIN, op): example for op, example in ESTIMATORS.items()}

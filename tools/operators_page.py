@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
+from bbgrap.graph.divided_experts import OWN_DOMAIN
 from bbgrap.graph.types import DType, Graph, Node, TensorType
 from bbgrap.graph.weights import make_weight
 from bbgrap.shapemap import IntervalSet, ShapeMap
@@ -41,6 +42,7 @@ TITLES = {
     "": "ai.onnx",
     "ai.onnx.ml": "ai.onnx.ml",
     "com.microsoft": "com.microsoft, as onnxruntime's exporters and quantizers write it",
+    OWN_DOMAIN: "bbgrap, which no file has: of [second forms](../decisions/0055-divided-experts.md)",
 }
 """Of the domains, as onnx calls them."""
 

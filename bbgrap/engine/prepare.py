@@ -172,7 +172,7 @@ def plan_graph(graph: Graph, cluster: Cluster, options: PlanOptions) -> Forecast
     finally:
         if collecting:
             gc.enable()
-    return min(planned, key=_worth)
+    return min(planned, key=lambda forecast: _worth(forecast, cluster))
 
 
 def _planned(form: Graph, whole: Graph, cluster: Cluster, options: PlanOptions, search_s: float) -> Forecast:
@@ -204,6 +204,8 @@ def _where_it_fits(graph: Graph, cluster: Cluster, descriptions: Descriptions) -
     return next((plan for plan in plans if not overfull(cluster, program_bytes(build_direct(plan, pieces)))), plans[0])
 
 
-def _worth(forecast: Forecast) -> tuple[int, float]:
-    """Return what is minimised among the forms of a model: what the planner says, or the predicted time."""
-    return (0, forecast.timeline.total_s) if forecast.found is None else (forecast.found.score.excess, forecast.found.score.value)
+def _worth(forecast: Forecast, cluster: Cluster) -> tuple[int, float]:
+    """Return what is minimised among the forms of a model: nodes without room, then time; or what the planner says."""
+    if forecast.found is not None:
+        return forecast.found.score.excess, forecast.found.score.value
+    return len(overfull(cluster, program_bytes(forecast.compiled.optimized))), forecast.timeline.total_s

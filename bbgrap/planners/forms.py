@@ -1,10 +1,10 @@
 """The forms of a model that are planned: as it is, and with operators that read all of a tensor taken apart so that they can be cut.
 
 Machines that have the whole model keep the first form. The second has dynamic quantizers with their ranges apart
-(`bbgrap.graph.dynamic_ranges`), which answers with the same bits. Normalisations of maps whose statistics are partial sums
-(`bbgrap.graph.divided_norms`), attention without a mask apart from its projections (`bbgrap.graph.divided_attention`), and products of
-training steps apart from what an update adds (`bbgrap.graph.step_products`) do not: these are left where a jump that counts depends on
-them, as other partial sums are.
+(`bbgrap.graph.dynamic_ranges`), and mixtures with their experts (`bbgrap.graph.divided_experts`); these have the bits of the kernels.
+Normalisations of maps whose statistics are partial sums (`bbgrap.graph.divided_norms`), attention without a mask apart from its
+projections (`bbgrap.graph.divided_attention`), and products of training steps apart from what an update adds
+(`bbgrap.graph.step_products`) do not: these are left where a jump that counts depends on them, as other partial sums are.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections.abc import Collection
 
 from bbgrap.graph import Graph
 from bbgrap.graph.divided_attention import with_attention_apart
+from bbgrap.graph.divided_experts import with_experts_apart
 from bbgrap.graph.divided_norms import with_divided_norms
 from bbgrap.graph.dynamic_ranges import with_ranges_apart
 from bbgrap.graph.step_products import with_step_products
@@ -22,7 +23,8 @@ from bbgrap.tdl.bit_sensitive import bit_sensitive_nodes
 def forms_of(graph: Graph) -> tuple[Graph, ...]:
     """Return a graph as it is, and with what can be cut then taken apart, if there is anything."""
     kept = bit_sensitive_nodes(graph)
-    apart = with_step_products(with_divided_norms(with_attention_apart(with_ranges_apart(graph), kept), kept), kept)
+    exact = with_experts_apart(with_ranges_apart(graph))
+    apart = with_step_products(with_divided_norms(with_attention_apart(exact, kept), kept), kept)
     return (graph,) if apart is graph else (graph, apart)
 
 

@@ -25,6 +25,7 @@ from dataclasses import dataclass
 
 from bbgrap.cluster import Cluster
 from bbgrap.graph import Graph, Node
+from bbgrap.graph.divided_experts import CHOSEN_EXPERTS
 from bbgrap.planners.bbgrap import HEAVY_WEIGHT_BYTES, surviving_axis
 from bbgrap.planners.layers import layer_of, operands_by_size
 from bbgrap.planners.options import PlanOptions
@@ -174,6 +175,8 @@ class _TensorParallel:
             table = self.graph.weights[node.inputs[0]]
             is_worth_it = table.type.nbytes >= HEAVY_WEIGHT_BYTES or len(self.graph.consumers[table.name]) > 1
             return _Closing(self._new(), layer.inner) if is_worth_it and layer.inner is not None else None
+        if node.op == CHOSEN_EXPERTS:
+            return _Closing(self._new(), layer.inner) if layer.inner is not None else None
         if layer.features is None or not self._may_cut(node, description, layer.features):
             return None
         return _Inside(self._new(), layer.features)

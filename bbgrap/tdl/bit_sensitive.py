@@ -41,7 +41,7 @@ CONTROL = frozenset({"If", "Loop", "Scan", "SequenceMap", "BeamSearch", "GreedyS
 LAYERS = frozenset(
     {"Conv", "ConvTranspose", "ConvInteger", "QLinearConv", "FusedConv", "NhwcFusedConv", "DeformConv", "Attention", "MultiHeadAttention"}
     | {"MatMul", "Gemm", "Einsum", "MatMulInteger", "QLinearMatMul", "FusedMatMul", "FusedGemm", "QGemm", "MatMulIntegerToFloat"}
-    | {"MatMulNBits", "GroupQueryAttention", "LinearAttention", "CausalConvWithState", "LSTM", "GRU", "RNN"}
+    | {"MatMulNBits", "GroupQueryAttention", "LinearAttention", "CausalConvWithState", "ChosenExperts", "LSTM", "GRU", "RNN"}
 )
 """Operators that sum over what they read."""
 

@@ -11,12 +11,13 @@ from dataclasses import dataclass
 from math import prod
 
 from bbgrap.graph import Graph, Node
+from bbgrap.graph.divided_experts import CHOSEN_EXPERTS
 from bbgrap.graph.lower import RECURRENT
 from bbgrap.shapemap import Interval, ShapeMap
 from bbgrap.tdl.analysis import flops
 from bbgrap.tdl.language import Description, Descriptions
 from bbgrap.tdl.operators.estimators import ESTIMATORS
-from bbgrap.tdl.operators.experts import EXPERTS, SCORES
+from bbgrap.tdl.operators.experts import EXPERTS, FIRST_WEIGHTS, SCORES
 from bbgrap.work import NO_WORK, Work
 
 FEW_ROWS = 8
@@ -65,14 +66,9 @@ class WorkCounter:
             sizes[_STATE_WEIGHTS] *= reads[0].shape[0] if reads[0] is not None else 1
         weights = sum(size for size, is_weight in zip(sizes, site.weights, strict=False) if is_weight)
         maps = sum(sizes) - weights + sum(of.size * bytes_ for of, bytes_ in zip(writes, site.bytes_made, strict=True))
-        return Work(site.kind, operations, int(weights * _share_read(node, reads)), maps)
-
-
-def _share_read(node: Node, reads: Sequence[ShapeMap | None]) -> float:
-    """Return which share of its weights a piece reads: of experts, as many as its words can ask."""
-    scores = reads[SCORES] if node.op in EXPERTS else None
-    asked = node.attributes.get("k", 1)
-    return min(1.0, scores.shape[0] * asked / scores.shape[1]) if scores is not None and isinstance(asked, int) else 1.0
+        asking = reads[SCORES] if site.asked else None
+        share = 1.0 if asking is None else min(1.0, asking.size * site.asked)
+        return Work(site.kind, operations, int(weights * share), maps)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +76,8 @@ class _Site:
     """What the work of a node's pieces has in common; no kind: it costs nothing.
 
     `bytes_read` are per element of every operand (0 where reading is free), `bytes_made` of every output in use, `each` the operations
-    of an element where they are done one by one (else 0).
+    of an element where they are done one by one (else 0), `asked` which share of the experts an element of the second operand asks
+    (else 0): so much of their weights is read.
     """
 
     kind: str | None
@@ -88,6 +85,7 @@ class _Site:
     weights: tuple[bool, ...]
     bytes_made: tuple[int, ...]
     each: float = 0.0
+    asked: float = 0.0
 
 
 def _site(graph: Graph, node: Node) -> _Site:
@@ -95,7 +93,17 @@ def _site(graph: Graph, node: Node) -> _Site:
     kind = None if node.op in _FREE or is_fused(graph, node) else "scalar" if each else kind_of(graph, node)
     read = tuple(graph.types[name].dtype.itemsize if name and not _is_in_place(graph, node, name) else 0 for name in node.inputs)
     weights = tuple(name in graph.weights for name in node.inputs)
-    return _Site(kind, read, weights, tuple(graph.types[name].dtype.itemsize for name in node.outputs if name), each)
+    made = tuple(graph.types[name].dtype.itemsize for name in node.outputs if name)
+    return _Site(kind, read, weights, made, each, _share_asked(graph, node))
+
+
+def _share_asked(graph: Graph, node: Node) -> float:
+    """Return which share of its experts a score asks, or the number of one; 0 if there are none."""
+    weights = graph.types[node.inputs[FIRST_WEIGHTS]].shape if node.op in EXPERTS else None
+    if not weights or not weights[0]:
+        return 0.0
+    each = node.attributes.get("k", 1) if node.op != CHOSEN_EXPERTS else weights[0]
+    return each / weights[0] ** 2 if isinstance(each, int) else 0.0
 
 
 def operations_of_each(graph: Graph, node: Node) -> float:

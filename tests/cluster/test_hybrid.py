@@ -4,6 +4,9 @@ import numpy as np
 import pytest
 
 import bbgrap
+from bbgrap.graph.divided_experts import CHOSEN_EXPERTS
+from bbgrap.graph.onnx_write import save_graph
+from tests.bbgrap.graph.test_divided_experts import feeds_of, mixture
 from tests.hybrid_models import WINDOW, WORDS, begin, hybrid
 from tests.sequence_models import Alone
 
@@ -34,3 +37,16 @@ def test_a_prompt_and_words_after_it(pair, tmp_path):
         np.testing.assert_allclose(kept[name], array, rtol=1e-4, atol=2e-5)
     cut = {layer["operator"] for layer in session.plan.report["layers"] if layer["axis"] != "whole"}
     assert {"CausalConvWithState", "LinearAttention", "LinearAttentionGate", "GatedRMSNorm"} <= cut
+
+
+def test_experts_on_two_agents(pair, tmp_path):
+    """Each holds half of them; a request's bits are those of plain onnxruntime, and weights of the other half are nowhere but there."""
+    graph = mixture("MoE", (64,), 8, features=128, inner=1024)
+    save_graph(graph, tmp_path / "mixture.onnx")
+    feeds = dict(zip(graph.inputs, feeds_of(graph), strict=True))
+    session = bbgrap.InferenceSession(tmp_path / "mixture.onnx", cluster=pair, planner="tensor-parallel")
+    session.prepare({name: array.shape for name, array in feeds.items()})
+    assert [len(layer["tiles"]) for layer in session.plan.report["layers"] if layer["operator"] == CHOSEN_EXPERTS] == [2]
+    plain = Alone((tmp_path / "mixture.onnx").read_bytes(), {}, {})
+    for got, expected in zip(session.run(None, feeds), plain.run(feeds), strict=True):
+        np.testing.assert_array_equal(got, expected)

@@ -6,10 +6,12 @@ from dataclasses import replace
 
 import numpy as np
 
+from bbgrap.graph.divided_experts import CHOSEN_EXPERTS, OWN_DOMAIN
 from bbgrap.graph.types import DType, Node
 from bbgrap.shapemap import ShapeMap
 from bbgrap.tdl.operators.common import Reads, integers
 from bbgrap.tdl.operators.convolutions import localize_conv
+from bbgrap.tdl.operators.experts import answers_of
 from bbgrap.tdl.operators.quantized import localize_matmul_nbits
 from bbgrap.tdl.operators.reductions import reduced_axes
 from bbgrap.tdl.partial import WIDE_FLOATS, Part, PartialRule, register_partial
@@ -141,6 +143,15 @@ def gather_part(site: Site, region: ShapeMap, reads: Reads, part: Part) -> tuple
     return (*wrapped, *in_part, *in_table, *looked_up)
 
 
+def chosen_part(site: Site, region: ShapeMap, reads: Reads, part: Part) -> tuple[LocalNode, ...]:
+    """The answers of some experts, and zeros for those of others."""
+    return answers_of(site, region, reads, part.interval)
+
+
+def _experts(site: Site) -> tuple[str, ...]:
+    return ("e",)
+
+
 def _contracted(site: Site) -> tuple[str, ...]:
     """Every contracted letter of an Einsum; its description numbers them in order of appearance."""
     return tuple(f"k{number}" for number in range(len(site.text("equation", "")))) if _has_floats(site) else ()
@@ -158,6 +169,7 @@ register_partial(PartialRule(nbits_indices, nbits_part, nbits_unit), "MatMulNBit
 register_partial(PartialRule(_contracted, reduction_part), "Einsum")
 register_partial(PartialRule(gather_indices, gather_part, is_exact=True), "Gather")
 register_partial(PartialRule(gather_indices, gather_part, is_exact=True), "GatherBlockQuantized", domain="com.microsoft")
+register_partial(PartialRule(_experts, chosen_part, is_exact=True), CHOSEN_EXPERTS, domain=OWN_DOMAIN)
 register_partial(PartialRule(_reduced_names, reduction_part), "ReduceMax", "ReduceMin")
 register_partial(PartialRule(_float_names, reduction_part), "ReduceSum")
 register_partial(PartialRule(_float_names, mean_part), "ReduceMean")

@@ -4,11 +4,14 @@ from collections.abc import Callable
 from functools import partial
 
 import numpy as np
+import onnx
 from hypothesis import strategies as st
+from onnx import helper, numpy_helper
 
+from bbgrap.graph.divided_experts import CHOSEN_EXPERTS, OWN_DOMAIN
 from bbgrap.graph.types import Array, Attribute
 from tests.bbgrap.tdl.layer_cases import MICROSOFT, floats
-from tests.bbgrap.tdl.verifier import Case
+from tests.bbgrap.tdl.verifier import Case, attributes_of
 from tests.bbgrap.tdl.window_cases import Draw, random_of
 
 in_domain = partial(Case, domain=MICROSOFT, exact=False, loose=None)
@@ -140,6 +143,49 @@ def experts_of_few_bits(draw: Draw) -> Case:
     return in_domain("QMoE", operands, attributes, parameters=frozenset((2, 3, 5, 6)))
 
 
+def _defined(operands: tuple[Array | None, ...], attributes: dict[str, Attribute], op: str) -> tuple[onnx.NodeProto, ...]:
+    """Return what looking experts up is: one mixture of each word for each place, with nearly no score but that of the expert asked."""
+    x, numbers, experts = operands[0], operands[1], operands[2]
+    assert x is not None
+    assert numbers is not None
+    assert experts is not None
+    count, rows = experts.shape[0], numbers.size
+    constants = {"depth": np.array(count), "scores": np.array([-1e4, 0], np.float32), "one": np.array([1])}
+    constants |= {"places": np.array([1, numbers.shape[1], 1]), "rows": np.array([rows, x.shape[1]])}
+    constants |= {"chosen": np.array([rows, count]), "shape": np.array([*numbers.shape, x.shape[1]])}
+    weights = ["" if array is None else f"x{number}" for number, array in enumerate(operands)][2:]
+    return (
+        *(helper.make_node("Constant", [], [name], value=numpy_helper.from_array(array)) for name, array in constants.items()),
+        helper.make_node("Unsqueeze", ["x0", "one"], ["apart"]),
+        helper.make_node("Expand", ["apart", "places"], ["repeated"]),
+        helper.make_node("Reshape", ["repeated", "rows"], ["words"]),
+        helper.make_node("OneHot", ["x1", "depth", "scores"], ["shares"]),
+        helper.make_node("Reshape", ["shares", "chosen"], ["asking"]),
+        helper.make_node(op, ["words", "asking", *weights], ["answers"], domain=MICROSOFT, **attributes_of(attributes)),
+        helper.make_node("Reshape", ["answers", "shape"], ["y"]),
+    )
+
+
+@st.composite
+def chosen_experts(draw: Draw) -> Case:
+    """Experts that are looked up, some by several words, some by none: of floats or of few bits."""
+    mixture = draw(experts() | experts_of_few_bits())
+    x, *others = mixture.operands
+    assert x is not None
+    assert mixture.operands[2] is not None
+    words, count = x.reshape(-1, x.shape[-1]), mixture.operands[2].shape[0]
+    numbers = random_of(draw).integers(0, count, (len(words), draw(st.integers(1, 3))))
+    further = others[1:-1] if len(others) > 10 else others[1:]  # but weights of answers, which are mixed later
+    while further[-1] is None:
+        further.pop()
+    operands = (words, numbers, *further)
+    attributes = {**mixture.attributes, "k": 1}
+    return Case(
+        CHOSEN_EXPERTS, operands, attributes, parameters=mixture.parameters, domain=OWN_DOMAIN, exact=False, loose=None,
+        below={1: count}, definition=_defined(operands, attributes, mixture.op),
+    )  # fmt: skip
+
+
 @st.composite
 def table_of_few_bits(draw: Draw) -> Case:
     """GatherBlockQuantized of bytes, with and without zero points."""
@@ -170,3 +216,4 @@ MICROSOFT_DECODERS: Cases = {
     "MoE": experts,
     "QMoE": experts_of_few_bits,
 }
+OWN_DECODERS: Cases = {CHOSEN_EXPERTS: chosen_experts}

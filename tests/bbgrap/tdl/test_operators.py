@@ -7,10 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bbgrap.graph.divided_experts import OWN_DOMAIN
 from bbgrap.shapemap import IntervalSet, ShapeMap
 from bbgrap.tdl import described_operators
 from tests.bbgrap.tdl.block_cases import BLOCKS
-from tests.bbgrap.tdl.decoder_cases import DECODERS, MICROSOFT_DECODERS
+from tests.bbgrap.tdl.decoder_cases import DECODERS, MICROSOFT_DECODERS, OWN_DECODERS
 from tests.bbgrap.tdl.elementwise_cases import ELEMENTWISE
 from tests.bbgrap.tdl.estimator_cases import ESTIMATORS, distances
 from tests.bbgrap.tdl.indexing_cases import INDEXING
@@ -25,6 +26,7 @@ STRUCTURED = {("", op): case for op, case in (WINDOWS | OTHERS).items()}
 BRIEF = {("", op): case for op, case in (ELEMENTWISE | INDEXING | BLOCKS | LAYERS | DECODERS | QUANTIZED).items()}
 BRIEF |= {("com.microsoft", op): case for op, case in (MICROSOFT_LAYERS | MICROSOFT_DECODERS | MICROSOFT_QUANTIZED).items()}
 BRIEF |= {("ai.onnx.ml", op): case for op, case in ESTIMATORS.items()} | {("com.microsoft", "CDist"): distances}
+BRIEF |= {(OWN_DOMAIN, op): case for op, case in OWN_DECODERS.items()}
 CASES = STRUCTURED | BRIEF
 
 

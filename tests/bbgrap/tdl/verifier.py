@@ -48,6 +48,8 @@ class Case:
     """Which outputs behind it are used, and compared, too."""
     below: Mapping[int, int] = field(default_factory=dict)
     """Operands of indices: their values are only changed into others from 0 to below this."""
+    definition: tuple[onnx.NodeProto, ...] = ()
+    """Of an operator that onnxruntime does not have: nodes that make `y` from `x0`, `x1` ..."""
 
     def __repr__(self) -> str:
         """Write what is needed to repeat the case by hand."""
@@ -128,7 +130,7 @@ class Whole:
         self.feeds = {n: a for n, a in named.items() if n not in constants}
         outputs = outputs_of(case)
         proto = node_proto(case.op, names(case.operands), outputs, case.attributes, case.domain)
-        self.model = Model([proto], self.feeds, constants, case.opset, tuple(outputs.values()), case.version)
+        self.model = Model(case.definition or [proto], self.feeds, constants, case.opset, tuple(outputs.values()), case.version)
         self.outputs = self.model.all(self.feeds)
         self.output = self.outputs[0]
         self.node = Node("node", case.op, tuple(names(case.operands)), tuple(proto.output), case.attributes, case.domain)
