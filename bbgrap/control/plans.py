@@ -306,7 +306,7 @@ class ServedPlan:
     def serving(self) -> list[Variant]:
         """The variants that take the requests of the plan now: one, all of a stream, or none."""
         ready = self.open_variants if self.serves else []
-        if not ready or self.policy.serving is None:
+        if not ready or isinstance(self.policy, LeastFinishTime):
             return ready
         epoch = self.policy.best([variant.epoch for variant in ready])
         return [variant for variant in ready if variant.epoch == epoch]

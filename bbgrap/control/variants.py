@@ -267,10 +267,6 @@ class LeastFinishTime:
     def add(self, epoch: int) -> None:
         """Know one more variant."""
 
-    def best(self, epochs: Sequence[int]) -> int:
-        """Return one of these: all of them take requests."""
-        return epochs[0]
-
     def begin(self, medians: Mapping[int, float]) -> None:
         """Start from measured times."""
         self.medians = dict(medians)
