@@ -11,8 +11,8 @@
 makes zeros for the others, so that sums of such answers are exact. It is no operator of onnxruntime: its pieces are mixtures that ask
 one expert (`bbgrap.tdl.operators.experts`).
 
-Law: of `MoE`, and of `QMoE` for one word, both forms have the same bits. Of several words `QMoE` adds first what the busiest experts say,
-so that its bits depend on all words of a call. The last bits then differ, as they do where words are split, or more threads compute.
+Law: both forms have the same bits, but for `QMoE` of several words that ask more than two experts. `MoE` adds answers by the numbers of
+experts, `QMoE` by how many words of the call ask each: its last bits depend on all words, so that they are others where words are split, too.
 """
 
 from __future__ import annotations

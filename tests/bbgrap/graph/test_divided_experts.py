@@ -113,12 +113,12 @@ ATTRIBUTES: tuple[Mapping[str, Attribute], ...] = (
 @settings(max_examples=30)
 @given(st.data())
 def test_its_bits_are_those_of_onnxruntime(data: st.DataObject) -> None:
-    """Of floats for any words; of few bits for one word, or wherever one expert answers each."""
+    """Of floats always; of few bits for one word, or up to two experts that each asks."""
     op = data.draw(st.sampled_from(("MoE", "QMoE")))
-    experts = data.draw(st.integers(1, 9))
+    experts = data.draw(st.sampled_from((1, 2, 3, 5, 8, 16)))
     asked = data.draw(st.integers(1, experts))
-    several = op == "MoE" or asked == 1
-    words = data.draw(st.sampled_from(((1,), (1, 1), (5,), (1, 7), (2, 3)) if several else ((1,), (1, 1))))
+    one, several = ((1,), (1, 1)), ((5,), (1, 7), (2, 3), (40,))
+    words = data.draw(st.sampled_from((*one, *several) if op == "MoE" or asked < 3 else one))
     said = data.draw(st.sampled_from(ATTRIBUTES))
     beside = op == "QMoE" and data.draw(st.booleans())
     graph = mixture(op, words, experts, biased=data.draw(st.booleans()), beside=beside, **said, k=asked)
@@ -130,12 +130,12 @@ def test_its_bits_are_those_of_onnxruntime(data: st.DataObject) -> None:
         np.testing.assert_array_equal(got, expected)
 
 
-@pytest.mark.parametrize("words", [2, 40])
-def test_of_few_bits_several_words_have_the_last_bits_of_another_order(words: int) -> None:
-    graph = mixture("QMoE", (words,), 8, k=4)
+@pytest.mark.parametrize("words", [1, 40])
+def test_of_few_bits_answers_for_several_words_are_added_in_another_order(words: int) -> None:
+    graph = mixture("QMoE", (words,), 40, k=4)
     feeds = feeds_of(graph)
-    for got, expected in zip(answers(divided(with_experts_apart(graph), (0, 4, 8)), feeds), plain_outputs(graph, feeds), strict=True):
-        np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-6 * abs(expected).max())
+    for got, expected in zip(answers(divided(with_experts_apart(graph), (0, 15, 40)), feeds), plain_outputs(graph, feeds), strict=True):
+        np.testing.assert_allclose(got, expected, rtol=1e-5 * (words > 1), atol=1e-6 * abs(expected).max() * (words > 1))
 
 
 @pytest.mark.parametrize("op", ["MoE", "QMoE"])
