@@ -12,7 +12,7 @@ makes zeros for the others, so that sums of such answers are exact. It is no ope
 one expert (`bbgrap.tdl.operators.experts`).
 
 Law: both forms have the same bits, but for `QMoE` of several words that ask more than two experts. `MoE` adds answers by the numbers of
-experts, `QMoE` by how many words of the call ask each: its last bits depend on all words, so that they are others where words are split, too.
+experts, `QMoE` by how many words of the call ask each. Its last bits depend on all words, so they are others where words are split, too.
 """
 
 from __future__ import annotations
