@@ -1,7 +1,7 @@
 """How fast machines do every kind of work: measured, written by hand in part, or nothing known at all.
 
 What is not known is taken from a generic core, scaled by what is known. Laws: every kind has a speed; a kind that was measured is used
-as it is, or as the mean of machines that are alike; the same profiles give the same speeds and shares.
+as it is; the same profiles give the same speeds and shares.
 """
 
 from __future__ import annotations
@@ -78,11 +78,6 @@ SAME_WITHIN = 0.05
 """Machines whose speeds at this work differ by less are equal: chosen; two cores of one machine, measured six times one after the other,
 differed by 0.4 to 3.7 % (decision 7)."""
 
-KIND_WITHIN = 1.5
-"""How many times as fast as the other such a machine may be at one kind of work, to count as equal there: chosen. One of the same cores
-was up to 1.04 times as fast as the other in convolutions and matrix products, 1.2 in matrix times vector, 1.34 in copies. Memory of half
-the width is twice as slow."""
-
 DEFAULT_WORK: tuple[Speed, ...] = (
     Speed("conv1x1", 120e9, 36e9, 62e9, 3.6e-6),
     Speed("conv3x3", 120e9, 17e9, 18e9, 4.2e-6),
@@ -130,58 +125,6 @@ def speeds_of(node: NodeProfile) -> Mapping[str, Speed]:
     start = kernels / threads
     found = {speed.kind: _faster(speed, start if speed.kind in ONE_THREAD else kernels) for speed in DEFAULT_WORK}
     return {kind: known.get(kind) or found[kind] for kind in KINDS}
-
-
-def speeds_together(nodes: Sequence[NodeProfile]) -> tuple[Mapping[str, Speed], ...]:
-    """Return the speeds of several nodes; machines that are alike, as far as profiles can tell, have the mean of theirs.
-
-    Equal machines are measured at different moments: what differs then is chance, and a plan that trusts it has one wait for the other.
-    """
-    found = [dict(speeds_of(node)) for node in nodes]
-    for devices in _alike(nodes, found):
-        for kind in KINDS:
-            seconds = [found[device][kind].seconds_of(TYPICAL[kind]) for device in devices]
-            if max(seconds) <= KIND_WITHIN * min(seconds):
-                mean = _mean([found[device][kind] for device in devices])
-                for device in devices:
-                    found[device][kind] = mean
-    return tuple(found)
-
-
-def _alike(nodes: Sequence[NodeProfile], speeds: Sequence[Mapping[str, Speed]]) -> list[list[int]]:
-    """Return groups of devices that are machines of one kind: as many cores and threads, the same measured, and as good as equal speeds."""
-    groups: dict[tuple[int, int, frozenset[str]], list[list[int]]] = {}
-    seconds = [_typical_seconds(of) for of in speeds]
-    for device in sorted(range(len(nodes)), key=lambda d: (seconds[d], d)):
-        node = nodes[device]
-        if node.work:
-            same = groups.setdefault((node.cores, node.threads, frozenset(speed.kind for speed in node.work)), [])
-            if same and seconds[same[-1][0]] > seconds[device] * (1 - SAME_WITHIN):
-                same[-1].append(device)
-            else:
-                same.append([device])
-    return [devices for same in groups.values() for devices in same if len(devices) > 1]
-
-
-def _typical_seconds(speeds: Mapping[str, Speed]) -> float:
-    """Return what a machine is predicted to take for typical work: all of its predictions together go up and down with it."""
-    return sum(count * speeds[kind].seconds_of(TYPICAL[kind]) for kind, count in SHARED_WORK.items())
-
-
-def _mean(speeds: Sequence[Speed]) -> Speed:
-    """Return the speed whose time, for any work of one kind, is the mean of theirs."""
-
-    def rate(of: Sequence[float]) -> float:
-        slowness = sum(1 / each for each in of if each) / len(of)
-        return 1 / slowness if slowness else 0.0
-
-    return Speed(
-        speeds[0].kind,
-        rate([speed.flops_per_s for speed in speeds]),
-        rate([speed.weight_bytes_per_s for speed in speeds]),
-        rate([speed.map_bytes_per_s for speed in speeds]),
-        sum(speed.overhead_s for speed in speeds) / len(speeds),
-    )
 
 
 def _faster(speed: Speed, factor: float) -> Speed:

@@ -18,7 +18,7 @@ from itertools import permutations
 from math import inf
 
 from bbgrap.cluster import Cluster
-from bbgrap.cluster.speeds import DEFAULT_WORK, speeds_of, speeds_together
+from bbgrap.cluster.speeds import DEFAULT_WORK, speeds_of
 from bbgrap.cluster.types import ETHERNET, Link, NodeProfile, Speed
 from bbgrap.cluster.wires import Route
 from bbgrap.work import Work
@@ -69,7 +69,7 @@ class NetworkModel:
     def __init__(self, cluster: Cluster) -> None:
         """Look up every device's speed."""
         self.cluster = cluster
-        nodes = speeds_together(cluster.nodes)
+        nodes = tuple(map(speeds_of, cluster.nodes))
         beside = cluster.beside_host
         host = speeds_of(NodeProfile("coordinator")) if beside is None else nodes[beside]
         self.speeds: tuple[Mapping[str, Speed], ...] = (*nodes, host)

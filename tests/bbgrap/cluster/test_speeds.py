@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 from bbgrap.cluster import Cluster, NodeProfile
 from bbgrap.cluster.speeds import (
     DEFAULT_WORK,
-    KIND_WITHIN,
     ONE_THREAD,
     PIECES,
     SAME_WITHIN,
@@ -15,7 +14,6 @@ from bbgrap.cluster.speeds import (
     Speed,
     shares_of,
     speeds_of,
-    speeds_together,
 )
 from bbgrap.work import KINDS
 
@@ -60,45 +58,6 @@ def test_what_was_not_measured_follows_what_was(factor):
     for default in DEFAULT_WORK:
         expected = default.seconds_of(TYPICAL[default.kind]) / factor
         assert found[default.kind].seconds_of(TYPICAL[default.kind]) == pytest.approx(expected, rel=1e-6)
-
-
-def noisy(name, factors, **more):
-    """Return a machine of which every kind of work was measured, each so many times as fast as a generic core's."""
-    return NodeProfile(name, work=tuple(times(speed, factor) for speed, factor in zip(DEFAULT_WORK, factors, strict=True)), **more)
-
-
-def typical(speeds):
-    return {kind: speeds[kind].seconds_of(TYPICAL[kind]) for kind in KINDS}
-
-
-@given(st.lists(st.lists(st.floats(1 - 0.9 * SAME_WITHIN, 1), min_size=len(KINDS), max_size=len(KINDS)), min_size=1, max_size=5))
-def test_machines_that_differ_by_chance_are_equal_and_none_of_their_kinds_is_beyond_what_was_measured(noise):
-    nodes = [noisy(f"n{i}", factors) for i, factors in enumerate(noise)]
-    found = speeds_together(nodes)
-    measured = [typical(speeds_of(node)) for node in nodes]
-    for kind in KINDS:
-        mean = sum(each[kind] for each in measured) / len(nodes)
-        assert {speeds[kind] for speeds in found} == {found[0][kind]}
-        assert found[0][kind].seconds_of(TYPICAL[kind]) == pytest.approx(mean)
-
-
-@pytest.mark.parametrize("others", [{"threads": 2}, {"cores": 2}])
-def test_machines_with_other_threads_or_cores_are_not_alike(others):
-    nodes = [noisy("a", [1.0] * len(KINDS), threads=1, cores=1), noisy("b", [0.99] * len(KINDS), **{"threads": 1, "cores": 1, **others})]
-    assert list(speeds_together(nodes)) == [speeds_of(node) for node in nodes]
-
-
-def test_machines_that_are_slower_in_earnest_keep_their_speeds():
-    nodes = [noisy("a", [1.0] * len(KINDS)), noisy("b", [0.9] * len(KINDS)), node("c", 1.0), NodeProfile("d")]
-    assert list(speeds_together(nodes)) == [speeds_of(node) for node in nodes]
-
-
-def test_what_alike_machines_do_far_apart_stays_apart():
-    slow_memory = [1 / (1.1 * KIND_WITHIN) if kind == "matvec" else 1.0 for kind in KINDS]
-    first, second = noisy("a", [0.99] * len(KINDS)), noisy("b", slow_memory)
-    found = speeds_together([first, second])
-    assert [speeds["matvec"] for speeds in found] == [speeds_of(first)["matvec"], speeds_of(second)["matvec"]]
-    assert all(found[0][kind] == found[1][kind] for kind in KINDS if kind != "matvec")
 
 
 def test_without_measurements_share_and_threads_decide():
