@@ -18,9 +18,8 @@ from bbgrap.observing.logs import LogFormat, write_logs
 from bbgrap.planners.options import PlanOptions
 
 if TYPE_CHECKING:
-    import socket
-
     from bbgrap.serving.gateway import Limits
+    from bbgrap.serving.listening import HttpListener
     from bbgrap.serving.tracing import Tracing
     from bbgrap.session import Connection
     from bbgrap.session.state_pairs import StateText
@@ -101,6 +100,7 @@ def serve(
     try:
         from bbgrap.serving.gateway import Limits
         from bbgrap.serving.server import host_and_port, listen
+        from bbgrap.transport.process import allow_many_descriptors
     except ImportError as error:
         package = (error.name or "a package").partition(".")[0]
         raise UsageError(f"serve: {package} is not installed: pip install 'bbgrap[serve]'") from None
@@ -109,6 +109,7 @@ def serve(
     # Before agents are started, which write like this process.
     write_logs(log_format)
     logging.getLogger().setLevel(logging.WARNING)
+    allow_many_descriptors()
     limits = Limits(max_in_flight, max_body << 20, max_batch, batch_delay / 1e3)
     with (
         listen("--http", http) as listening,
@@ -197,7 +198,7 @@ def _serve(
     max_sequences: int,
     limits: Limits,
     tracing: Tracing,
-    listening: socket.socket,
+    listening: HttpListener,
     grpc: str,
     names: Collection[str],
     own_names: Collection[str],

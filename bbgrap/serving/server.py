@@ -7,6 +7,7 @@ import logging
 import signal
 import socket
 import sys
+from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -23,6 +24,7 @@ from bbgrap.serving.connection_threads import ConnectionThread, ConnectionThread
 from bbgrap.serving.gateway import Gateway, ended
 from bbgrap.serving.host_check import HostCheck
 from bbgrap.serving.http import make_app
+from bbgrap.serving.listening import HttpListener
 from bbgrap.session.stops import StoppedError
 
 _GRACE_S = 30.0
@@ -42,6 +44,10 @@ class _Server(uvicorn.Server):
         yield
 
 
+_Spoken = OrderedDict["_Protocol", None]
+"""The connections that are not about to end, the one that said something last behind the others."""
+
+
 class _Protocol(HttpToolsProtocol):
     """uvicorn's, but for inference: that is for connection threads, as long as there are some.
 
@@ -50,14 +56,30 @@ class _Protocol(HttpToolsProtocol):
     Invariants: while a thread has the connection, nothing is read or written here.
     """
 
-    def __init__(self, threads: ConnectionThreads, **given: Any) -> None:  # noqa: ANN401 - uvicorn's
+    def __init__(self, threads: ConnectionThreads, spoken: _Spoken, **given: Any) -> None:  # noqa: ANN401 - uvicorn's
         super().__init__(**given)
         self._threads = threads
+        self._spoken = spoken
         self._thread: ConnectionThread | None = None
         self._is_between = True
         """Whether all requests that began have come to their ends."""
         self._is_for_threads = True
         """Whether a thread has answered something, or was never asked."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's
+        """Begin."""
+        super().connection_made(transport)
+        self._spoken[self] = None
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """End."""
+        self._spoken.pop(self, None)
+        super().connection_lost(exc)
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether there is no request that it waits for; threads look after theirs."""
+        return self._thread is None and getattr(self.cycle, "response_complete", True)
 
     def on_message_begin(self) -> None:
         """A request begins."""
@@ -71,6 +93,8 @@ class _Protocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Give the connection to a thread, or take what it has left."""
+        if self in self._spoken:
+            self._spoken.move_to_end(self)
         is_answered = getattr(self.cycle, "response_complete", True)  # there is none before the first request
         if self._is_for_threads and self._is_between and is_answered:
             self._thread = self._threads.begin(self.transport, data, lambda: self.server_state.default_headers, self._take_back)
@@ -109,6 +133,16 @@ class _Protocol(HttpToolsProtocol):
         self.cycle.message_event.set()
 
 
+def _end_silent(spoken: _Spoken) -> bool:
+    """End the connection that is silent for longest; return whether there is one."""
+    for connection in spoken:
+        if connection.is_silent:
+            del spoken[connection]
+            connection.shutdown()
+            return True
+    return False
+
+
 def host_and_port(option: str, address: str) -> tuple[str, int]:
     """Return the parts of `HOST:PORT`, the host of an IPv6 address without brackets.
 
@@ -122,7 +156,7 @@ def host_and_port(option: str, address: str) -> tuple[str, int]:
     return host, int(port)
 
 
-def listen(option: str, address: str) -> socket.socket:
+def listen(option: str, address: str) -> HttpListener:
     """Return a socket that listens at `HOST:PORT`; port 0 is a free one.
 
     Raises:
@@ -131,7 +165,7 @@ def listen(option: str, address: str) -> socket.socket:
     host, port = host_and_port(option, address)
     # asyncio sends small packets at once (TCP_NODELAY) only where a socket says that it is TCP, which `socket.create_server` leaves out;
     # without, every answer of two parts takes 40 ms longer.
-    listening = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    listening = HttpListener(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         if sys.platform != "win32":  # there it would let two servers have one port
             listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -151,7 +185,7 @@ def url_of(listening: socket.socket) -> str:
 
 async def serve(
     gateway: Gateway,
-    listening: socket.socket,
+    listening: HttpListener,
     grpc_address: str,
     on_ready: Callable[[str, str], None],
     more: Sequence[BaseRoute] = (),
@@ -175,6 +209,8 @@ async def serve(
         AccessError: if the coordinator does not let this client bring it.
     """
     named = HostCheck(make_app(gateway, more), names, own_names)
+    spoken: _Spoken = OrderedDict()
+    listening.end_silent, listening.count = partial(_end_silent, spoken), spoken.__len__
     config = uvicorn.Config(
         named,
         log_config=None,
@@ -182,7 +218,7 @@ async def serve(
         lifespan="off",
         timeout_keep_alive=75,
         timeout_graceful_shutdown=int(_GRACE_S),  # for who does not read an answer
-        http=cast("type[asyncio.Protocol]", partial(_Protocol, ConnectionThreads(gateway, named))),
+        http=cast("type[asyncio.Protocol]", partial(_Protocol, ConnectionThreads(gateway, named), spoken)),
         ws="none",
     )
     http = _Server(config)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import logging
 import os
 import socket
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -21,6 +20,7 @@ import zmq
 from zmq.utils import z85
 
 from bbgrap.transport.listener_filter import CANNOT_SHUT, hear_all, hear_only
+from bbgrap.transport.process import granted_descriptors
 
 _ZAP = "inproc://zeromq.zap.01"
 """Where ZeroMQ asks, by RFC 27."""
@@ -94,11 +94,11 @@ class ThrottledListener:
         self._refused = 0
         self._left = REFUSED_AT_ONCE
         self._looked = time.monotonic()
-        self._most = min(MOST_OPEN, _granted() // 2)
-        if _granted() < FEW:
+        self._most = min(MOST_OPEN, granted_descriptors() // 2)
+        if granted_descriptors() < FEW:
             _log.warning(
                 "the system grants %d descriptors: a crowd of strangers can use them up, and nodes too; %d are better (ulimit -Hn)",
-                _granted(),
+                granted_descriptors(),
                 FEW,
             )
 
@@ -126,17 +126,8 @@ class ThrottledListener:
         if self._left < 0:
             return f"more than {REFUSED_PER_S:g} unknown keys a second: new connections wait until strangers have gone"
         # Where few are granted, nodes and files take them: nobody is to look for strangers.
-        few = f"; the system grants {_granted()}, {FEW} are better (ulimit -Hn)" if _granted() < FEW else ""
+        few = f"; the system grants {granted_descriptors()}, {FEW} are better (ulimit -Hn)" if granted_descriptors() < FEW else ""
         return f"{found} descriptors are open, files and connections: new connections wait until there are {self._most} at most{few}"
-
-
-def _granted() -> int:
-    if sys.platform != "win32":
-        with suppress(ImportError):
-            import resource  # not on every system
-
-            return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    return 2 * MOST_OPEN
 
 
 def _open_now() -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -15,6 +16,16 @@ def allow_many_descriptors() -> None:
 
         hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def granted_descriptors() -> int:
+    """Return how many descriptors the system lets this process have; where it does not say, as many as anybody wants."""
+    if sys.platform != "win32":
+        with suppress(ImportError):
+            import resource  # not on every system
+
+            return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return 1 << 20
 
 
 def exit_with_parent(stop: Callable[[], None]) -> None:

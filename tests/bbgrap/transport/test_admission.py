@@ -92,7 +92,7 @@ def test_a_listener_is_shut_while_too_many_keys_are_wrong():
 
 def test_that_the_system_grants_few_descriptors_is_not_laid_to_strangers(monkeypatch, caplog):
     """With `ulimit -n 64` the second node of a cluster was not let in, `until strangers have gone`."""
-    few, many = "bbgrap.transport.admission._granted", "bbgrap.transport.admission._open_now"
+    few, many = "bbgrap.transport.admission.granted_descriptors", "bbgrap.transport.admission._open_now"
     with socket.create_server(("127.0.0.1", 0)) as listener:
         for granted, said in (
             (64, "33 descriptors are open, files and connections: new connections wait until there are 32 at most"),
