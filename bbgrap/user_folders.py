@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 
 from bbgrap.errors import UsageError
@@ -33,15 +34,29 @@ def write_private(path: Path, content: str) -> None:
     Raises:
         OSError: if it cannot be written; an old one is there still.
     """
-    descriptor, draft = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    write_all_private({path: content})
+
+
+def write_all_private(contents: Mapping[Path, str]) -> None:
+    """Write files that only their user can read, all of them or none; when this returns, they are on the disk.
+
+    Raises:
+        OSError: if one cannot be written, as on a full disk; old ones are there still.
+    """
+    drafts: dict[Path, Path] = {}
     try:
-        with os.fdopen(descriptor, "w") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(descriptor)
-        Path(draft).replace(path)
+        for path, content in contents.items():
+            descriptor, draft = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+            drafts[path] = Path(draft)
+            with os.fdopen(descriptor, "w") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(descriptor)
+        for path, done in drafts.items():
+            done.replace(path)
     finally:
-        Path(draft).unlink(missing_ok=True)
+        for left in drafts.values():
+            left.unlink(missing_ok=True)
 
 
 def _folder(variable: str, usual: str) -> Path:

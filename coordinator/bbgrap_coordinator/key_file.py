@@ -6,8 +6,10 @@ Law: a file that cannot be understood is never replaced; without it all tokens w
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 
 from bbgrap.cluster.types import COORDINATOR
 from bbgrap.errors import UsageError
@@ -16,7 +18,7 @@ from bbgrap.protocol.tokens import Role
 from bbgrap.transport.certificates import Authority
 from bbgrap.transport.identity import TlsIdentity
 from bbgrap.transport.locks import KeyPair
-from bbgrap.user_folders import write_private
+from bbgrap.user_folders import write_all_private
 
 VERSION = 1
 
@@ -107,11 +109,11 @@ def _is_sound(entry: KeyRecord) -> bool:
     )
 
 
-def write_keys(path: Path, kept: SavedKeys) -> None:
-    """Replace the file; when this returns, it is on the disk.
+def write_keys(path: Path, kept: SavedKeys, beside: Mapping[Path, str] = MappingProxyType({})) -> None:
+    """Replace the file, and with it others that hold tokens of these keys; when this returns, all are on the disk.
 
     Raises:
-        OSError: if it cannot be written; the old one is there still.
+        OSError: if one cannot be written; the old ones are there still.
     """
     own = kept.secrets
     parts = {
@@ -122,4 +124,4 @@ def write_keys(path: Path, kept: SavedKeys) -> None:
     }
     secrets = {"curve": own.curve.hex(), **{name: part.decode() for name, part in parts.items()}}
     content = json.dumps({"version": VERSION, "secrets": secrets, "entries": [asdict(entry) for entry in kept.entries]}, indent=1)
-    write_private(path, content)
+    write_all_private({path: content, **beside})

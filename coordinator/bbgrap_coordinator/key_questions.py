@@ -103,7 +103,7 @@ class KeyQuestions:
         try:
             change.write()
         except OSError as error:
-            self._put(KeysWritten(replace(answered, answer=not_written(answered.question, error)), None))
+            self._put(KeysWritten(replace(answered, answer=not_written(answered.question, change.path, error)), None))
         else:
             self._put(KeysWritten(answered, change))
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from bbgrap.protocol.client_messages import Ask, Cancel, ClientMessage, EndSequence, Failed, ForkSequence
 from bbgrap.protocol.faults import Fault
 from bbgrap.protocol.key_messages import Enrol, KeyMessage
@@ -21,9 +23,10 @@ def refused(message: AgentMessage | ClientMessage | KeyMessage, why: str) -> Fai
     return Failed(message.call, Fault.ACCESS, why)
 
 
-def not_written(message: KeyMessage, error: OSError) -> Failed | Refused:
+def not_written(message: KeyMessage, path: Path, error: OSError) -> Failed | Refused:
     """Return what to answer where keys could not be written. A disk that is full may have room again: a node asks again."""
-    why = f"keys: nothing has changed, for they cannot be written: {error.strerror or error}"
+    what = f"'{path}' on the coordinator's machine: {error.strerror or error}; make room there, and try again"
+    why = f"keys: nothing has changed, for they cannot be written: {what}"
     return refused_call(message, why, retry=True)
 
 

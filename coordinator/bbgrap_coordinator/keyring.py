@@ -14,6 +14,7 @@ from __future__ import annotations
 import ssl
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import chain, count
 from pathlib import Path
@@ -42,7 +43,6 @@ from bbgrap.protocol.tokens import Role, Token
 from bbgrap.transport.control_server import key_of
 from bbgrap.transport.identity import fingerprint_of
 from bbgrap.transport.locks import KeyPair, ServerLock
-from bbgrap.user_folders import write_private
 from bbgrap_coordinator.key_file import KeyRecord, SavedKeys, Secrets, read_keys, write_keys
 from bbgrap_coordinator.key_refusals import SHUT_OUT, refused_call
 
@@ -73,14 +73,13 @@ class KeyChange:
         """Put it on the disk; from any thread.
 
         Raises:
-            OSError: if it cannot be written.
+            OSError: if it cannot be written; nothing has changed then.
         """
-        write_keys(self.path, SavedKeys(self.secrets, tuple(self.entries.values())))
-        for path, text in self.token_files.items():
-            if text is None:
+        texts = {path: text for path, text in self.token_files.items() if text is not None}
+        write_keys(self.path, SavedKeys(self.secrets, tuple(self.entries.values())), texts)
+        for path in self.token_files.keys() - texts.keys():
+            with suppress(OSError):  # what it holds opens nothing any more
                 path.unlink(missing_ok=True)
-            else:
-                write_private(path, text)
 
 
 class KeyRing:

@@ -127,9 +127,11 @@ class Storage:
         try:
             work()
         except (sqlite3.Error, OSError) as error:
-            _log.warning("the state directory: something is not kept: %s", error)
+            _log.warning(
+                "state directory '%s': something is not kept, and a restart will lack it: %s", self._folders.directory.parent, error
+            )
         except Exception:
-            _log.exception("the state directory: something is not kept")
+            _log.exception("state directory '%s': something is not kept", self._folders.directory.parent)
 
     def _carry_out(self, instruction: Keeping) -> None:
         match instruction:

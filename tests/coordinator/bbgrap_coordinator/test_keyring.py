@@ -228,7 +228,7 @@ def test_tokens_that_were_replaced_have_names_of_their_own_that_can_be_told(hous
 def test_a_token_and_the_one_that_replaces_it_are_written_together(house, monkeypatch):
     house.token("client", "laptop")
     written = []
-    monkeypatch.setattr(keyring, "write_keys", lambda _, kept: written.append([entry.name for entry in kept.entries]))
+    monkeypatch.setattr(keyring, "write_keys", lambda _, kept, beside: written.append([entry.name for entry in kept.entries]))
     house.do(RotateToken(1, "laptop", 30.0))
     assert written == [[LOCAL, JOIN, "laptop (rotated)", "laptop"]]
 
@@ -339,10 +339,27 @@ def test_what_cannot_be_written_changes_nothing(house, monkeypatch):
     _, answer, _ = house.enrol("left", node)
     assert answer.retry  # the disk may have room again
     answer, _ = house.do(CreateToken(1, "client", "x", 0.0))
-    assert "nothing has changed, for they cannot be written" in answer.reason
+    assert f"nothing has changed, for they cannot be written: '{house.path}' on the coordinator's machine: No space" in answer.reason
     assert house.path.read_text() == before
     assert list(house.path.parent.glob(".*")) == []
     assert all(status.name != "x" for status in house.do(ListTokens(1))[0].keys)
+
+
+def test_a_token_file_without_room_leaves_the_keys_as_they_were(house, monkeypatch):
+    """Keys of a new token without the file that holds it would shut out whoever enrols with the old file."""
+    before = {path.name: path.read_bytes() for path in house.path.parent.iterdir()}
+    written = []
+
+    def full(descriptor):
+        written.append(descriptor)
+        if len(written) > 1:
+            raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    answer, _ = house.do(RotateToken(1, JOIN, 0.0))
+    assert len(written) == 2
+    assert "nothing has changed" in answer.reason
+    assert {path.name: path.read_bytes() for path in house.path.parent.iterdir()} == before
 
 
 def test_what_is_asked_while_the_disk_writes_is_answered_in_turn_from_what_is_there_then(house, monkeypatch):

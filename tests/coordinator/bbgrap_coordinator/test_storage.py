@@ -278,7 +278,7 @@ def test_what_cannot_be_written_is_said_and_costs_nothing_else(tmp_path, caplog)
         storage._state._database.execute("DROP TABLE profiles")
         storage.carry_out(SaveProfile(NodeProfile("a"), by_hand=True))
         save(storage, folders, 2)
-        assert "something is not kept" in caplog.text
+        assert f"state directory '{folders.directory.parent}': something is not kept" in caplog.text
         assert jobs_on_disk(tmp_path) == [2]
 
 
