@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping
+from pathlib import PurePosixPath
 from typing import Any, TypeVar
 
 from bbgrap.control.audit import peer_of
@@ -76,6 +77,8 @@ class Uploads:
         names = [file.name for file in message.files]
         if offer_digest(message.files) != message.model or not names or len(set(names)) < len(names):
             return Fault.PROTOCOL, "its digest is not that of its files, or a file name is used twice"
+        if "/" in names[0] or not _folders_of(names).isdisjoint(names):
+            return Fault.PROTOCOL, "its own file lies in a folder, or a folder has the name of a file"
         sizes: dict[str, int] = {}
         for file in message.files:
             known = self.stored.get(file.digest, sizes.setdefault(file.digest, file.size))
@@ -117,6 +120,11 @@ class Uploads:
         """Return the files of a model that is here completely."""
         files = self._offers.get(model)
         return files if files is not None and all(self.stored.get(file.digest) == file.size for file in files) else None
+
+
+def _folders_of(names: Iterable[str]) -> set[str]:
+    """Return the folders in which files of these names lie."""
+    return {str(folder) for name in names for folder in PurePosixPath(name).parents}
 
 
 def _about(message: OfferModel) -> dict[str, Any]:

@@ -53,7 +53,7 @@ def check_external_files(path: Path, proto: onnx.ModelProto) -> tuple[str, ...]:
             if file.samefile(path):
                 raise ModelError(f"weight '{tensor.name}': its file '{file.name}' is the model itself: refused")
             sizes[location] = file.stat().st_size
-            files.add(str(file.relative_to(path.parent)))
+            files.add(file.relative_to(path.parent).as_posix())
         if sizes[location] < offset + length:
             raise ModelError(f"weight '{tensor.name}' reaches beyond the end of '{location}': it is cut short")
         used[location] += length

@@ -37,7 +37,7 @@ class ListNodes:
 
 @dataclass(frozen=True, slots=True)
 class ModelFile:
-    """A file of a model: the .onnx file or a file of external data beside it."""
+    """A file of a model: the .onnx file, or a file of external data beside it or in folders there."""
 
     name: FileName
     digest: Digest

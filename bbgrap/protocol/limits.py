@@ -29,6 +29,10 @@ MAX_REPORT_BYTES = 48 << 20
 MAX_ASKED = 4096
 """Calls that a client asks after at once."""
 MAX_INTEGER = 2**63 - 1
+MAX_FOLDERS = 8
+"""Folders in each other in which a file of a model lies. Chosen: exporters make one; a coordinator makes them all for every plan."""
+MAX_FILE_NAME_BYTES = 255
+"""The name of a file of a model, folders included: as long as that of any file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +70,16 @@ def is_plain_name(text: str) -> bool:
     )
 
 
+def is_inner_name(text: str) -> bool:
+    """Whether a text names a file in the folder at hand or in folders inside of it: plain names with `/` between them."""
+    return (
+        text.count("/") <= MAX_FOLDERS
+        and len(text.encode(errors="replace")) <= MAX_FILE_NAME_BYTES
+        and all(map(is_plain_name, text.split("/")))
+    )
+
+
 Name = Annotated[str, Length(1024)]
 Text = Annotated[str, Length(MAX_TEXT_BYTES)]
 Digest = Annotated[str, TextForm(is_digest, "a SHA-256 in hex")]
-FileName = Annotated[str, TextForm(is_plain_name, "a plain file name"), Length(255)]
+FileName = Annotated[str, TextForm(is_inner_name, "a plain file name, or one in plain folders"), Length(MAX_FILE_NAME_BYTES)]

@@ -12,7 +12,7 @@ from pathlib import Path
 from bbgrap.control.uploads import offer_digest
 from bbgrap.errors import ModelError
 from bbgrap.protocol.client_messages import BRINGING, ModelChunk, ModelFile, ModelMissing, ModelStored, OfferModel, Progress
-from bbgrap.protocol.limits import MAX_CHUNK_BYTES
+from bbgrap.protocol.limits import MAX_CHUNK_BYTES, MAX_FILE_NAME_BYTES, MAX_FOLDERS, is_inner_name
 from bbgrap.session.calls import OnProgress
 from bbgrap.session.connection import Connection
 
@@ -21,7 +21,7 @@ AHEAD = 4
 
 
 class ModelFiles:
-    """A model's own file and those of its weights, beside each other.
+    """A model's own file and those of its weights, which lie beside it or in folders there.
 
     Invariants: `_described` is empty until the model is brought for the first time, then it describes all files; what is brought is what
     was there at first, as `_seen` tells.
@@ -31,12 +31,13 @@ class ModelFiles:
         """Take the model's file, and the names of the others; by `name` the cluster knows the first, else by its own.
 
         Raises:
-            ModelError: if a weight file is not beside the model.
+            ModelError: if a weight file has a name that no cluster takes.
         """
         for weights in weight_files:
-            if Path(weights).name != weights:
+            if not is_inner_name(weights):
                 raise ModelError(
-                    f"model: its weights are in '{weights}'; a cluster takes weight files that lie beside the model, not in folders"
+                    f"model: its weights are in {weights[:200]!r}; a cluster takes names of up to {MAX_FILE_NAME_BYTES} bytes in up to "
+                    f"{MAX_FOLDERS} folders, without '\\' and control characters; rename the file, or write the model anew"
                 )
         self._path = path.absolute()
         self._names = (name or path.name, *weight_files)

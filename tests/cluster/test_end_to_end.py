@@ -7,6 +7,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
+import onnx
 import pytest
 
 import bbgrap
@@ -32,6 +33,17 @@ def test_two_agents_answer_like_one_machine(shared):
     assert session.get_providers()[0] == "BBGrapExecutionProvider"
     (arg,) = session.get_inputs()
     assert (arg.name, arg.type, arg.shape) == ("x", "tensor(float)", ["rows", 4])
+
+
+def test_weights_may_lie_in_folders(shared, tmp_path):
+    """As onnxruntime runs them, by plan and by standby."""
+    path, x = tmp_path / "folders.onnx", rows(8)
+    (tmp_path / "w").mkdir()
+    model = onnx.load_from_string(tiny.model_bytes())
+    onnx.save_model(model, path, save_as_external_data=True, location="w/weights.bin", size_threshold=0)
+    for planner in ("bbgrap", None):
+        session = bbgrap.InferenceSession(path, cluster=shared.connection, planner=planner)
+        np.testing.assert_array_equal(session.run(None, {"x": x})[0], tiny.expected(x))
 
 
 def test_sixteen_requests_in_flight_keep_their_identity(shared):

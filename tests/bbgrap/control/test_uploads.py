@@ -74,6 +74,19 @@ def test_offers_are_bounded(files):
     assert store._missing == {}
 
 
+@pytest.mark.parametrize("names", [["w/m"], ["m", "m/w"], ["m", "w", "w/a/b"], ["m", "w/a/b", "w/a"]])
+def test_no_folder_has_the_name_of_a_file_and_the_model_lies_in_none(names):
+    store = Uploads({})
+    refused = answer(store.offer(ONE, offer(*(ModelFile(name, A, 5) for name in names))))
+    assert (refused.fault, store._missing, store._offers) == (Fault.PROTOCOL, {}, {})
+    assert "lies in a folder" in refused.reason
+
+
+def test_weights_may_lie_in_folders():
+    store, files = Uploads({}), [ModelFile(name, A, 5) for name in ("m", "w/m", "w/a/m")]
+    assert answer(store.offer(ONE, offer(*files))) == ModelMissing(1, (A,))
+
+
 def test_what_is_remembered_is_bounded(monkeypatch):
     monkeypatch.setattr(uploads, "MAX_CLIENTS", 3)
     monkeypatch.setattr(uploads, "MAX_FILES", 2)

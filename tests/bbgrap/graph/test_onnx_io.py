@@ -180,6 +180,15 @@ def test_missing_and_short_weight_files_are_named(external):
         read_model(path)
 
 
+@pytest.mark.parametrize("location", ["w/parts/weights.bin", "./w//parts/./weights.bin"])
+def test_weights_in_folders_are_read(external, location):
+    path = external(location)
+    (path.parent / "w" / "parts").mkdir(parents=True)
+    (path.parent / "w" / "parts" / "weights.bin").write_bytes(np.arange(1024, dtype=np.float32).tobytes())
+    model = read_model(path)
+    assert (model.files, to_graph(model).weights["w"].array[-1]) == (("w/parts/weights.bin",), 1023)
+
+
 @pytest.mark.parametrize("location", ["../secret", "a/../../secret", "/etc/hostname", ""])
 def test_weights_elsewhere_are_never_opened(external, tmp_path, location):
     (tmp_path / "secret").write_bytes(bytes(4096))
@@ -191,6 +200,15 @@ def test_links_out_of_the_directory_are_refused(external, tmp_path):
     path = external()
     (tmp_path / "secret").write_bytes(bytes(4096))
     (path.parent / "weights.bin").symlink_to(tmp_path / "secret")
+    with pytest.raises(ModelError, match="link that leads out"):
+        read_model(path)
+
+
+def test_folders_that_are_links_out_of_the_directory_are_refused(external, tmp_path):
+    path = external("w/secret")
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "secret").write_bytes(bytes(4096))
+    (path.parent / "w").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(ModelError, match="link that leads out"):
         read_model(path)
 

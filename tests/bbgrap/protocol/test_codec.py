@@ -17,7 +17,7 @@ from bbgrap.protocol import messages as m
 from bbgrap.protocol.agent_directions import FROM_AGENT
 from bbgrap.protocol.directions import TO_AGENT, TO_CLIENT, TO_COORDINATOR
 from bbgrap.protocol.key_messages import MAX_CERTIFICATE_BYTES
-from bbgrap.protocol.limits import MAX_ASKED, MAX_CHUNK_BYTES, is_plain_name
+from bbgrap.protocol.limits import MAX_ASKED, MAX_CHUNK_BYTES, is_inner_name, is_plain_name
 from bbgrap.runtime.schedule import LocalPart, LocalReceive, LocalRun, LocalSend
 from tests.messages import AGENT, ANSWERS, CLIENT, COMMANDS, DIGEST, KEYS, PEERS, PROFILE, RECORD, SCHEDULE, SEGMENT
 
@@ -148,6 +148,12 @@ def test_files_may_have_any_kind_of_space_in_their_names():
     assert not any(
         map(is_plain_name, ("", ".", "..", "a/b", "a\\b", "a\nb", "a\x7f", "a\N{LINE SEPARATOR}b", "a\N{RIGHT-TO-LEFT OVERRIDE}b"))
     )
+
+
+def test_files_of_models_may_lie_in_folders_but_nowhere_else():
+    assert all(map(is_inner_name, ("w", "w/weights.bin", "a b/c/d", "/".join("abcdefghi"), "x" * 127 + "/" + "y" * 127)))
+    outside = ("/w", "../w", "w/../../x", "w/..", "./w", "w/.", "w//x", "w/", "/", "", "w/a\\b", "w/a\nb")
+    assert not any(map(is_inner_name, (*outside, "/".join("abcdefghij"), "x" * 128 + "/" + "y" * 127, "w/\udc80")))
 
 
 def bad_options():

@@ -164,9 +164,22 @@ def test_a_relative_path_is_taken_from_where_it_was_given(tmp_path, monkeypatch,
     assert list(coordinator.store.stored().values()) == [len(content)]
 
 
-def test_weights_in_folders_are_refused_at_once(tmp_path):
-    with pytest.raises(ModelError, match=r"its weights are in 'sub/net.data'; a cluster takes weight files that lie beside the model"):
-        ModelFiles(tmp_path / "net.onnx", ("sub/net.data",))
+def test_weights_in_folders_are_brought_by_their_names(tmp_path, content):
+    (tmp_path / "sub" / "parts").mkdir(parents=True)
+    for name, held in (("net.onnx", b"model"), ("sub/net.data", content), ("sub/parts/net.data", b"part")):
+        (tmp_path / name).write_bytes(held)
+    coordinator = LossyCoordinator(tmp_path / "store")
+    digest = ModelFiles(tmp_path / "net.onnx", ("sub/net.data", "sub/parts/net.data")).bring(coordinator, left_s)
+    with coordinator.store.folder(coordinator.uploads._offers[digest]) as path:
+        assert path.read_bytes() == b"model"
+        assert (path.parent / "sub" / "net.data").read_bytes() == content
+        assert (path.parent / "sub" / "parts" / "net.data").read_bytes() == b"part"
+
+
+@pytest.mark.parametrize("name", ["../w", "/w", "a/../w", "a//w", "a\\w", "a/w\n", "x" * 256, "a/" * 9 + "w"])
+def test_weight_files_that_no_cluster_takes_are_refused_at_once(tmp_path, name):
+    with pytest.raises(ModelError, match=r"its weights are in '.*'; a cluster takes names of up to 255 bytes in up to 8 folders"):
+        ModelFiles(tmp_path / "net.onnx", (name,))
 
 
 def test_the_models_file_goes_by_the_name_that_it_is_given(tmp_path, content):
