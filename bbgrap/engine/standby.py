@@ -64,7 +64,7 @@ def standby_of(path: Path, state: Sequence[tuple[str, str]] = (), top: Sequence[
     session = _opened(path, data, arrays)
     taken, given = _carried(session.get_inputs()), _carried(session.get_outputs())
     weights = {name: make_weight(name, array) for name, array in arrays.items()}
-    inputs = tuple(BufferSpec(item.name, taken[item.name], item.concrete) for item in model.inputs)
+    inputs = tuple(BufferSpec(item.name, taken[item.name], item.concrete or None) for item in model.inputs)  # scalars: any shape is taken
     # An output that is listed twice is sent once. The shapes of outputs that a file declares are not believed: runtimes do without.
     names = tuple(dict.fromkeys(item.name for item in model.outputs))
     outputs = tuple(BufferSpec(name, given[name], None) for name in names)

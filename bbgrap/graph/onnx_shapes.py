@@ -26,7 +26,8 @@ def with_input_shapes(model: OnnxModel, shapes: Mapping[str, tuple[int, ...]]) -
     A weight that the file lists as an input too becomes one if it has a shape here: the caller gives another.
 
     A dimension that the file fixes must be the one given, except the first one: where that differs, the file hard-codes a batch
-    size (exporters do), and the constants of `Reshape` that repeat it become 0, 'as in the input'.
+    size (exporters do), and the constants of `Reshape` that repeat it become 0, 'as in the input'. What it calls a scalar may be of any
+    shape, as for onnxruntime, which does not tell scalars from tensors of unknown rank.
 
     Raises:
         InputError: if a shape is for no input, has the wrong rank, or differs from a dimension that is fixed; or if one is missing
@@ -122,8 +123,8 @@ def _fixed_shape(item: ModelInput, given: tuple[int, ...] | None) -> tuple[int, 
     expected = f"input '{item.name}': expected {_shape_text(declared)}, got {_shape_text(given)}"
     if any(size < 0 for size in given):
         raise InputError(f"{expected}; sizes cannot be negative")
-    if declared is None:
-        return given
+    if not declared:
+        return given  # instead of a scalar, too: onnxruntime takes what comes, and computes with its shape
     if len(declared) != len(given):
         raise InputError(f"{expected}; the ranks differ")
     pairs = enumerate(zip(declared, given, strict=True))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from math import prod
 from operator import index
 from typing import Any
 
@@ -181,21 +180,16 @@ def _checked_shape(arg: NodeArg, given: Sequence[int] | None) -> tuple[int, ...]
         shape = None if given is None else tuple(map(index, given))
     except TypeError:
         shape = None
-    fitting = None if shape is None or min(shape, default=0) < 0 else _fitting(arg, shape)
-    if fitting is None:
+    if shape is None or min(shape, default=0) < 0 or not _fits(arg, shape):
         of_array = getattr(given, "shape", None)
         got = str(given) if of_array is None else f"an array of {of_array}"
         raise InputError(f"input '{arg.name}': expected a shape of {arg.declared}, got {got}")
-    return fitting
+    return shape
 
 
-def _fitting(arg: NodeArg, shape: tuple[int, ...]) -> tuple[int, ...] | None:
-    """Return the shape that the model sees of an input that is given in this shape; None if it does not fit."""
-    if not arg.has_rank:
-        return shape
-    if not arg.shape and prod(shape) == 1:
-        return ()  # onnxruntime takes any shape for a scalar, and exporters' examples give [1]
-    return shape if _agree(arg.shape, shape) else None
+def _fits(arg: NodeArg, shape: Sequence[int]) -> bool:
+    """Whether an input may be given in a shape; of a scalar any will do, as for onnxruntime: exporters' examples give [1]."""
+    return not arg.shape or _agree(arg.shape, shape)
 
 
 def _checked(arg: NodeArg, value: Any, sizes: dict[str, int]) -> Array:  # noqa: ANN401 - whatever numpy makes an array of
@@ -210,13 +204,12 @@ def _checked(arg: NodeArg, value: Any, sizes: dict[str, int]) -> Array:  # noqa:
             f"input '{arg.name}': expected {arg.declared}, got {array.dtype}{list(array.shape)}; convert it with .astype({kind})"
         )
     sizes.update({dim: size for dim, size in zip(arg.shape, array.shape, strict=False) if isinstance(dim, str) and dim not in sizes})
-    shape = _fitting(arg, array.shape)
-    if shape is None:
+    if not _fits(arg, array.shape):
         also = "".join(f" with {name} = {size}" for name, size in sizes.items() if name in arg.shape)
         raise InputError(
             f"input '{arg.name}': expected {arg.declared}{also}, got {array.dtype}{list(array.shape)}{how_to_fit(arg.shape, array.shape)}"
         )
-    return array if shape == array.shape else array.reshape(shape)
+    return array
 
 
 def _of_list(arg: NodeArg, value: Any) -> Array:  # noqa: ANN401 - whatever numpy makes an array of

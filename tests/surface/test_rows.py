@@ -149,6 +149,14 @@ def test_one_number_is_a_scalar_whatever_its_rank(both, rate):
     same(lambda make: make(models.model(nodes, inputs, [models.declared("y", ["n", 3])])).run(None, {"a": X, "rate": rate}), both)
 
 
+@pytest.mark.parametrize("place", [np.array(1), np.array([1]), np.array([[1]]), np.array([1, 0, 1]), np.zeros((2, 0), int)], ids=repr)
+def test_answers_have_the_shape_of_what_is_given_for_a_scalar(both, place):
+    """What exporters called a scalar, their users give as a list: onnxruntime computes with the shape that comes."""
+    nodes = [models.node("Gather", "table place", "row"), models.node("Relu", "row", "y")]
+    inputs = [models.declared("table", ["n", 3]), models.declared("place", [], TensorProto.INT64)]
+    same(lambda make: make(models.model(nodes, inputs, [models.declared("y", None)])).run(None, {"table": X, "place": place}), both)
+
+
 @pytest.mark.parametrize("names", [["y"], [], None, ["y", "y"], ["q"], ["a"], "y"], ids=str)
 def test_names_of_outputs(both, names):
     same(lambda make: make(models.add()).run(names, {"a": X, "b": X}), both)

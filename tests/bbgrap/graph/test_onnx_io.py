@@ -228,6 +228,12 @@ def test_links_may_lead_where_the_models_own_does(external, tmp_path):
 # --- input shapes and opset ---
 
 
+@pytest.mark.parametrize("shape", [(), (1,), (3,), (2, 0)], ids=str)
+def test_what_a_file_calls_a_scalar_may_be_of_any_shape(load, shape):
+    model = with_input_shapes(load([RELU], {"x": []}, {"y": []}), {"x": shape})
+    assert to_graph(model).types["y"] == TensorType(DType.FLOAT, shape)
+
+
 def test_free_dimensions_become_concrete(load):
     model = with_input_shapes(load([RELU], {"x": ["N", 4]}, {"y": ["N", 4]}), {"x": (3, 4)})
     assert to_graph(model).types["y"] == TensorType(DType.FLOAT, (3, 4))

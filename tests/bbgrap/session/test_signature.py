@@ -81,8 +81,16 @@ def test_types_are_written_as_onnxruntime_does():
 
 def test_shapes_that_fit():
     rate = ("rate", DType.INT64, ())
-    given = {"image": [2, 3, np.int64(7)], "rate": (1,), "other": ()}
+    given = {"image": [2, 3, np.int64(7)], "rate": (), "other": ()}
     assert signature(IMAGE, rate).check_shapes(given) == ((2, 3, 7), ())
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (3,), (2, 0)], ids=str)
+def test_for_a_scalar_any_shape_fits_and_stays(shape):
+    """onnxruntime computes with the shape that comes, and its answers have it."""
+    rate = signature(("rate", DType.INT64, ()))
+    assert rate.check_shapes({"rate": shape}) == (shape,)
+    assert rate.check_feed({"rate": np.zeros(shape, np.int64)})[0].shape == shape
 
 
 @pytest.mark.parametrize("shape", [None, (2, 3), (2, 4, 7), (-1, 3, 7), (2.0, 3, 7), ("a", 3, 7), 5], ids=str)
