@@ -41,9 +41,13 @@ def mixture(
     inner: int = 16,
     biased: bool = True,
     beside: bool = False,
+    shifted: bool = False,
     **attributes: Attribute,
 ) -> Graph:
-    """A graph of one mixture of words and their scores, and a product of what it makes."""
+    """A graph of one mixture of words and their scores, and a product of what it makes.
+
+    `beside`: with weights of answers that are no scores; `shifted`: with zero points; both of few bits only.
+    """
     random = np.random.default_rng(experts)
     said: dict[str, Attribute] = {"k": 2, "activation_type": "swiglu", "swiglu_fusion": 1, "normalize_routing_weights": 1, **attributes}
     fused = 2 if said["activation_type"] == "swiglu" else 1
@@ -56,6 +60,8 @@ def mixture(
         else:
             packed = random.integers(0, 256, (*shape[:2], shape[2] // 2)).astype(np.uint8)
             operands += [packed, random.uniform(0.02, 0.04, shape[:2]).astype(np.float32), bias]
+    if shifted:
+        operands += [None] * 3 + [random.integers(0, 256, (experts, shape[1] // 2)).astype(np.uint8) for shape in shapes]
     weights = {f"w{number}": make_weight(f"w{number}", array) for number, array in enumerate(operands) if array is not None}
     weights["last"] = make_weight("last", (random.standard_normal((features, 4)) / 4).astype(np.float32))
     rows = int(np.prod(words))
@@ -120,8 +126,8 @@ def test_its_bits_are_those_of_onnxruntime(data: st.DataObject) -> None:
     one, several = ((1,), (1, 1)), ((5,), (1, 7), (2, 3), (40,))
     words = data.draw(st.sampled_from((*one, *several) if op == "MoE" or asked < 3 else one))
     said = data.draw(st.sampled_from(ATTRIBUTES))
-    beside = op == "QMoE" and data.draw(st.booleans())
-    graph = mixture(op, words, experts, biased=data.draw(st.booleans()), beside=beside, **said, k=asked)
+    beside, shifted = data.draw(st.tuples(st.booleans(), st.booleans())) if op == "QMoE" else (False, False)
+    graph = mixture(op, words, experts, biased=data.draw(st.booleans()), beside=beside, shifted=shifted, **said, k=asked)
     feeds = feeds_of(graph, data.draw(st.integers(0, 99)), least=data.draw(st.sampled_from((0.0, 0.5))))
     apart = with_experts_apart(graph)
     assert [node.op for node in apart.nodes].count(CHOSEN_EXPERTS) == 1
