@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from importlib.util import find_spec
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +72,14 @@ def lfm2_with_experts() -> Any:
     return Lfm2MoeForCausalLM(Lfm2MoeConfig(**SIZES, **EXPERTS, layer_types=MIXED, num_dense_layers=1))
 
 
+def gpt_oss() -> Any:
+    from transformers import GptOssConfig, GptOssForCausalLM
+
+    kinds = ["sliding_attention", "full_attention"] * 2
+    own = {"head_dim": 32, "num_local_experts": 8, "num_experts_per_tok": 4, "sliding_window": WINDOW, "layer_types": kinds}
+    return GptOssForCausalLM(GptOssConfig(**SIZES, **own))
+
+
 def gemma2() -> Any:
     from transformers import Gemma2Config, Gemma2ForCausalLM
 
@@ -110,8 +119,10 @@ def fed(inputs: list[ort.NodeArg], words: Array, total: int) -> dict[str, Array]
     return feed
 
 
-@pytest.mark.parametrize("precision", ["fp32", "int4"])
-@pytest.mark.parametrize("make", [qwen35, lfm2, lfm2_with_experts, gemma2, qwen3])
+@pytest.mark.parametrize(
+    ("make", "precision"),
+    [*product((qwen35, lfm2, lfm2_with_experts, gemma2, qwen3), ("fp32", "int4")), (gpt_oss, "fp32")],  # in 4 bits the tool wants its own
+)
 def test_two_agents_write_the_words_of_plain_onnxruntime(make: Callable[[], Any], precision: str, tmp_path: Path) -> None:
     path = exported(make, precision, tmp_path)
     inputs = ort.InferenceSession(path).get_inputs()
