@@ -18,7 +18,7 @@ import numpy as np
 import onnxruntime as ort
 
 from bbgrap.engine.optimizing import optimized
-from bbgrap.engine.sessions import JOINS_AXES, SEGMENTS_WITHOUT, make_session
+from bbgrap.engine.sessions import JOINS_AXES, make_session, segments_without
 from bbgrap.errors import ModelError
 from bbgrap.graph.onnx_crops import crops_to_pools
 from bbgrap.graph.onnx_forms import common_form, shapes_at
@@ -125,7 +125,7 @@ class SegmentCompiler:
                 raise ModelError(f"segment '{self.name}': {sorted(inputs - self.candidates)} have no whole blocks of channels")
             data = with_stand_ins(self._data, inputs)
             level = ort.GraphOptimizationLevel.ORT_ENABLE_ALL
-            without = (*SEGMENTS_WITHOUT, JOINS_AXES) if any(self.front.moving.values()) else SEGMENTS_WITHOUT
+            without = (*segments_without(data), *((JOINS_AXES,) if any(self.front.moving.values()) else ()))
             self._optimized = inputs, optimized(data, self._weights, level, self.name, without)
         return self._optimized[1]
 

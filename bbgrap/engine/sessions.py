@@ -53,6 +53,12 @@ check allows. Transposes have been moved in the whole; where one stands before a
 too, though that is an output. Switching off all that has to do with quantization (`session.disable_quant_qdq`) would also fold
 dequantized weights, which the whole does not, and so choose other kernels."""
 
+ADDS_BEFORE_NORMS = "SkipLayerNormFusion"
+"""An optimisation that segments do without which read in 8 bits. In the whole onnxruntime has made it where it does; with the sizes of a
+segment it would make more, of other last bits, and steps of 8 bits would differ."""
+
+_READS_IN_8_BITS = (b"DynamicQuantizeLinear", b"DynamicQuantizeMatMul", b"MatMulNBits", b"QuantizeLinear")
+
 JOINS_AXES = "MatMulAddFusion"
 """An optimisation that models whose sizes move do without. It makes one operator of a product and its bias, and one axis of all but the
 last; how that is divided again is written out for the sizes that it sees. With free sizes onnxruntime does not do it either."""
@@ -66,6 +72,12 @@ _arena_is_shared = False
 def usable_cores() -> int:
     """Return the number of cores this process may run on."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def segments_without(segment: bytes | Path) -> tuple[str, ...]:
+    """Return the optimisations that a segment does without; whether it reads in 8 bits, the names of operators in its bytes tell."""
+    rounds = isinstance(segment, bytes) and any(name in segment for name in _READS_IN_8_BITS)
+    return (*SEGMENTS_WITHOUT, ADDS_BEFORE_NORMS) if rounds else SEGMENTS_WITHOUT
 
 
 def make_session(
@@ -95,7 +107,7 @@ def make_session(
     options = session_options(threads=threads, shared_pool=shared_pool, spinning=spinning)
     level = ort.GraphOptimizationLevel
     options.graph_optimization_level = level.ORT_ENABLE_ALL if optimize else level.ORT_DISABLE_ALL
-    return open_session(model, options, weights or {}, SEGMENTS_WITHOUT if segment else (), share=not optimize)
+    return open_session(model, options, weights or {}, segments_without(model) if segment else (), share=not optimize)
 
 
 def session_options(*, threads: int | None, shared_pool: bool = False, spinning: bool | int = True) -> ort.SessionOptions:

@@ -12,6 +12,7 @@ from bbgrap.graph.onnx_io import write_graph
 from tests.light_models import NAMES, light_model
 from tests.onnx_models import model_of, write_model
 
+FEW_BITS = {"K": 128, "N": 32, "bits": 4, "block_size": 32, "accuracy_level": 4}
 LARGE = ("resnet50", "vgg19", "zfnet512", "bvlc_alexnet", "densenet121", "inception_v2")
 
 
@@ -138,6 +139,27 @@ def test_a_segment_keeps_dequantized_weights_as_the_whole_does(tmp_path):
     options.optimized_model_filepath = str(tmp_path / "seen.onnx")
     open_session(data, options, {}, SEGMENTS_WITHOUT)
     assert [node.op_type for node in onnx.load(tmp_path / "seen.onnx").graph.node] == ["DequantizeLinear", "Conv"]
+
+
+def test_a_segment_that_rounds_adds_and_normalises_as_the_whole_does():
+    """Of a whole with free sizes onnxruntime makes no operator of both; of a segment it would, and what reads in 8 bits would differ."""
+    nodes = [
+        helper.make_node("Add", ["x", "skip"], ["sum"]),
+        helper.make_node("LayerNormalization", ["sum", "scale", "bias"], ["normed"], axis=-1),
+        helper.make_node("MatMulNBits", ["normed", "w", "steps"], ["y"], domain="com.microsoft", **FEW_BITS),
+    ]
+    random = np.random.default_rng(1)
+    stored = {"w": random.integers(0, 256, (32, 4, 16)).astype(np.uint8), "steps": random.uniform(0.01, 0.02, (32, 4)).astype(np.float32)}
+    stored |= {name: random.standard_normal(128).astype(np.float32) for name in ("scale", "bias")}
+    sizes = {"whole": [None, None, 128], "segment": [1, 40, 128]}
+    models = {
+        of: model_of(nodes, dict.fromkeys(("x", "skip"), shape), {"y": None}, stored, domains={"com.microsoft": 1}).SerializeToString()
+        for of, shape in sizes.items()
+    }
+    whole, segment = make_session(models["whole"], threads=1), make_session(models["segment"], threads=1, segment=True)
+    for _ in range(10):
+        feeds = {name: random.standard_normal((1, 40, 128)).astype(np.float32) for name in ("x", "skip")}
+        np.testing.assert_array_equal(segment.run(None, feeds)[0], whole.run(None, feeds)[0])
 
 
 def test_a_segment_does_not_quantize_what_it_hands_on():
