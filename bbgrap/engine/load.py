@@ -19,7 +19,7 @@ from bbgrap.engine.current_opset import in_current_opset
 from bbgrap.engine.free_sizes import sizes_of_free
 from bbgrap.engine.optimizing import optimized
 from bbgrap.engine.quantized import FLOAT_FUSIONS, is_quantized
-from bbgrap.engine.sessions import make_session
+from bbgrap.engine.sessions import ADDS_BEFORE_NORMS, make_session
 from bbgrap.engine.true_types import typed_graph
 from bbgrap.errors import ModelError
 from bbgrap.graph.onnx_few_bits import accuracy_levels
@@ -35,6 +35,7 @@ from bbgrap.tdl.bit_sensitive import CHOOSING, CONTROL, INT8_ACTIVATIONS, ROUNDI
 JUMPS = ROUNDING | CHOOSING | CONTROL
 """Operators behind which other bits may be another answer."""
 
+_SKIP = ("com.microsoft", "SkipLayerNormalization")
 _WITH_BODIES = ("If", "Loop", "Scan", "SequenceMap")
 
 
@@ -58,7 +59,7 @@ def load_graph(path: Path, shapes: Mapping[str, tuple[int, ...]]) -> Graph:
 def _concrete(model: OnnxModel, path: Path, shapes: Mapping[str, tuple[int, ...]]) -> Graph:
     given = with_input_shapes(model, shapes)
     try:
-        return typed_graph(folded(given, {}))
+        return typed_graph(folded(given, {}, model if has_free_inputs(model) else None))
     except ModelError as refused:
         try:
             # In a branch that is never taken, sizes that are told may contradict each other; untold, they do not.
@@ -90,10 +91,11 @@ def refusal(path: Path, refused: ModelError) -> ModelError:
     return ModelError(f"model '{path}': {refused}{said}")
 
 
-def folded(model: OnnxModel, shapes: Mapping[str, tuple[int, ...]]) -> OnnxModel:
+def folded(model: OnnxModel, shapes: Mapping[str, tuple[int, ...]], free: OnnxModel | None = None) -> OnnxModel:
     """Return a model in a current opset, if it answers as before with these input shapes, after `fold`, without subnormal weights.
 
-    One in an opset that onnxruntime has not all kernels of is called as old as its operators are.
+    One in an opset that onnxruntime has not all kernels of is called as old as its operators are. `free` is the model as the file has it,
+    if its sizes have been told since.
 
     Raises:
         ModelError: if onnxruntime cannot load the model.
@@ -101,19 +103,20 @@ def folded(model: OnnxModel, shapes: Mapping[str, tuple[int, ...]]) -> OnnxModel
     """
     current = with_plain_group_norms(in_current_opset(model, shapes), JUMPS)
     try:
-        made = fold(current)
+        made = fold(current, free)
     except ModelError:
         if current is model:
             raise
-        made = fold(model)  # what was made of it onnxruntime cannot run
+        made = fold(model, free)  # what was made of it onnxruntime cannot run
     return as_old_as_its_operators(without_subnormal_weights(made))  # folding makes some, too: a weight times a small scale
 
 
-def fold(model: OnnxModel) -> OnnxModel:
+def fold(model: OnnxModel, free: OnnxModel | None = None) -> OnnxModel:
     """Apply onnxruntime's basic optimisations; to a quantized model also those that bring it into its integer form.
 
     One whose products round what they read to bytes gets them all, too: a bias added by the product, or by the node behind it, has other
-    last bits than one added by itself, as a piece would that has no part of the product.
+    last bits than one added by itself, as a piece would that has no part of the product. With sizes that have been told onnxruntime makes
+    one operator of more sums and normalisations than of the file, `free`, which would have other last bits, too.
 
     Raises:
         ModelError: if onnxruntime cannot load the model.
@@ -121,6 +124,8 @@ def fold(model: OnnxModel) -> OnnxModel:
     quantized = is_quantized(model) or INT8_ACTIVATIONS in accuracy_levels(model)
     level = ort.GraphOptimizationLevel.ORT_ENABLE_ALL if quantized else ort.GraphOptimizationLevel.ORT_ENABLE_BASIC
     folded = optimized(*model.detached(), level, model.name, without=FLOAT_FUSIONS if quantized else ())
+    if quantized and free is not None and _joins_more(model, folded, free):
+        folded = optimized(*model.detached(), level, model.name, without=(*FLOAT_FUSIONS, ADDS_BEFORE_NORMS))
     added = {op for op in folded.operators - model.operators if op[0]}
     if (added and not quantized) or not loads_again(folded):
         return model
@@ -128,6 +133,14 @@ def fold(model: OnnxModel) -> OnnxModel:
         # Without kernels for float16, onnxruntime computes in float32 behind casts, which it adds when constants have been folded.
         return optimized(*folded.detached(), ort.GraphOptimizationLevel.ORT_ENABLE_BASIC, model.name)
     return folded
+
+
+def _joins_more(model: OnnxModel, folded: OnnxModel, free: OnnxModel) -> bool:
+    """Tell whether onnxruntime has made operators of sums and normalisations, but makes none of the model as the file has it."""
+    if _SKIP not in folded.operators - model.operators:
+        return False
+    level = ort.GraphOptimizationLevel.ORT_ENABLE_ALL
+    return _SKIP not in optimized(*free.detached(), level, free.name, without=FLOAT_FUSIONS).operators
 
 
 def loads_again(folded: OnnxModel) -> bool:

@@ -141,8 +141,8 @@ def test_a_segment_keeps_dequantized_weights_as_the_whole_does(tmp_path):
     assert [node.op_type for node in onnx.load(tmp_path / "seen.onnx").graph.node] == ["DequantizeLinear", "Conv"]
 
 
-def test_a_segment_that_rounds_adds_and_normalises_as_the_whole_does():
-    """Of a whole with free sizes onnxruntime makes no operator of both; of a segment it would, and what reads in 8 bits would differ."""
+def skipping(shape):
+    """A sum with what was skipped, its normalisation, and a product that reads in 8 bits."""
     nodes = [
         helper.make_node("Add", ["x", "skip"], ["sum"]),
         helper.make_node("LayerNormalization", ["sum", "scale", "bias"], ["normed"], axis=-1),
@@ -151,14 +151,32 @@ def test_a_segment_that_rounds_adds_and_normalises_as_the_whole_does():
     random = np.random.default_rng(1)
     stored = {"w": random.integers(0, 256, (32, 4, 16)).astype(np.uint8), "steps": random.uniform(0.01, 0.02, (32, 4)).astype(np.float32)}
     stored |= {name: random.standard_normal(128).astype(np.float32) for name in ("scale", "bias")}
-    sizes = {"whole": [None, None, 128], "segment": [1, 40, 128]}
-    models = {
-        of: model_of(nodes, dict.fromkeys(("x", "skip"), shape), {"y": None}, stored, domains={"com.microsoft": 1}).SerializeToString()
-        for of, shape in sizes.items()
-    }
-    whole, segment = make_session(models["whole"], threads=1), make_session(models["segment"], threads=1, segment=True)
-    for _ in range(10):
-        feeds = {name: random.standard_normal((1, 40, 128)).astype(np.float32) for name in ("x", "skip")}
+    return model_of(nodes, dict.fromkeys(("x", "skip"), shape), {"y": None}, stored, domains={"com.microsoft": 1})
+
+
+def skipped(number):
+    random = np.random.default_rng(number)
+    return {name: random.standard_normal((1, 40, 128)).astype(np.float32) for name in ("x", "skip")}
+
+
+def test_a_segment_that_reads_in_8_bits_adds_and_normalises_as_the_whole_does():
+    """Of a whole with free sizes onnxruntime makes no operator of both; of a segment it would, and what reads in 8 bits would differ."""
+    whole = make_session(skipping([None, None, 128]).SerializeToString(), threads=1)
+    segment = make_session(skipping([1, 40, 128]).SerializeToString(), threads=1, segment=True)
+    for number in range(10):
+        feeds = skipped(number)
+        np.testing.assert_array_equal(segment.run(None, feeds)[0], whole.run(None, feeds)[0])
+
+
+@pytest.mark.parametrize(("shape", "joined"), [([None, None, 128], False), ([1, 40, 128], True), (["b", "s", 128], True)])
+def test_sums_and_normalisations_are_one_operator_where_onnxruntime_makes_one_of_the_file(shape, joined, tmp_path):
+    path = tmp_path / "m.onnx"
+    path.write_bytes(skipping(shape).SerializeToString())
+    graph = load_graph(path, dict.fromkeys(("x", "skip"), (1, 40, 128)))
+    assert ("SkipLayerNormalization" in {node.op for node in graph.nodes}) == joined
+    whole, segment = make_session(path, threads=1), make_session(write_graph(graph, weights="inline").data, threads=1, segment=True)
+    for number in range(10):
+        feeds = skipped(number)
         np.testing.assert_array_equal(segment.run(None, feeds)[0], whole.run(None, feeds)[0])
 
 
