@@ -35,7 +35,7 @@ from bbgrap.tdl.bit_sensitive import CHOOSING, CONTROL, INT8_ACTIVATIONS, ROUNDI
 JUMPS = ROUNDING | CHOOSING | CONTROL
 """Operators behind which other bits may be another answer."""
 
-_SKIP = ("com.microsoft", "SkipLayerNormalization")
+_OF_SUMS_AND_NORMS = {("com.microsoft", op) for op in ("SkipLayerNormalization", "SkipSimplifiedLayerNormalization")}
 _WITH_BODIES = ("If", "Loop", "Scan", "SequenceMap")
 
 
@@ -137,10 +137,11 @@ def fold(model: OnnxModel, free: OnnxModel | None = None) -> OnnxModel:
 
 def _joins_more(model: OnnxModel, folded: OnnxModel, free: OnnxModel) -> bool:
     """Tell whether onnxruntime has made operators of sums and normalisations, but makes none of the model as the file has it."""
-    if _SKIP not in folded.operators - model.operators:
+    made = _OF_SUMS_AND_NORMS & (folded.operators - model.operators)
+    if not made:
         return False
     level = ort.GraphOptimizationLevel.ORT_ENABLE_ALL
-    return _SKIP not in optimized(*free.detached(), level, free.name, without=FLOAT_FUSIONS).operators
+    return not made <= optimized(*free.detached(), level, free.name, without=FLOAT_FUSIONS).operators
 
 
 def loads_again(folded: OnnxModel) -> bool:
