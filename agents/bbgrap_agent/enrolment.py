@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import math
 import time
 from contextlib import suppress
 from dataclasses import dataclass
@@ -30,6 +31,7 @@ from bbgrap.transport.control_client import ControlClient, is_listening, unavail
 from bbgrap.transport.credentials import Credentials
 from bbgrap.transport.identity import TlsIdentity
 from bbgrap.transport.locks import NOBODY, ClientLock, FindLock, KeyPair, no_lock
+from bbgrap.transport.peer_warnings import PeerWarnings
 from bbgrap.user_folders import settings_folder, write_private
 
 AGAIN_S = 1.0
@@ -139,10 +141,11 @@ def _enrolled(own: ClientLock, tls_key: bytes, answer: Enrolled) -> Enrolment:
 def _ask(address: str, lock: ClientLock | None, message: Enrol) -> Enrolled:
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     with context, ControlClient(context, address, lambda: lock) as control:
-        due, gives_up, complains = 0.0, float("inf"), time.monotonic() + FIRST_SILENCE_S
+        due, gives_up, complains = 0.0, math.inf, time.monotonic() + FIRST_SILENCE_S
+        warnings = PeerWarnings(_log)
         while True:
             if time.monotonic() >= complains:
-                complains = float("inf")
+                complains = math.inf
                 why = f": it takes connections. It is stopped, or {LONG_ONES_LOST}" if is_listening(address, AGAIN_S) else ""
                 _log.info("the coordinator at %s does not answer; trying until it does%s", address, why)
             if time.monotonic() >= due:
@@ -155,8 +158,11 @@ def _ask(address: str, lock: ClientLock | None, message: Enrol) -> Enrolled:
                 match TO_AGENT.decode(frames):
                     case Enrolled() as answer:
                         return answer
+                    case Refused(reason, unable=True):
+                        gives_up = complains = math.inf
+                        warnings.warn(f"the coordinator at {address}", f"it cannot enrol now, and is asked until it can: {reason}")
                     case Refused(reason, retry):
-                        complains = float("inf")
+                        complains = math.inf
                         gives_up = min(gives_up, time.monotonic() + REFUSED_S if retry else 0.0)
                         if time.monotonic() >= gives_up:
                             raise ExecutionError(reason) if retry else AccessError(f"the coordinator at {address} refuses: {reason}")

@@ -30,7 +30,7 @@ from bbgrap.protocol.limits import (
 from bbgrap.runtime.recording import Record
 from bbgrap.runtime.schedule import Schedule
 
-PROTOCOL_VERSION = 16
+PROTOCOL_VERSION = 17
 
 BytesLike = bytes | memoryview
 Chunk = Annotated[tuple[BytesLike, ...], Payload(frames=1, frame_bytes=MAX_CHUNK_BYTES)]
@@ -259,10 +259,14 @@ class Welcome:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """Not accepted; `retry` says whether waiting may help."""
+    """Not accepted; `retry` says whether waiting may help.
+
+    `unable`: the coordinator can accept nobody now, whatever is asked of it; it is waited for like one that is away.
+    """
 
     reason: Text
     retry: bool
+    unable: bool = False
 
 
 @dataclass(frozen=True, slots=True)

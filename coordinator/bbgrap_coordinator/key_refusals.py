@@ -27,9 +27,9 @@ def not_written(message: KeyMessage, path: Path, error: OSError) -> Failed | Ref
     """Return what to answer where keys could not be written. A disk that is full may have room again: a node asks again."""
     what = f"'{path}' on the coordinator's machine: {error.strerror or error}; make room there, and try again"
     why = f"keys: nothing has changed, for they cannot be written: {what}"
-    return refused_call(message, why, retry=True)
+    return Refused(why, retry=True, unable=True) if isinstance(message, Enrol) else refused_call(message, why)
 
 
-def refused_call(message: KeyMessage, why: str, fault: Fault = Fault.ACCESS, *, retry: bool = False) -> Failed | Refused:
+def refused_call(message: KeyMessage, why: str, fault: Fault = Fault.ACCESS) -> Failed | Refused:
     """Return the answer to a question about keys that nothing comes of."""
-    return Refused(why, retry) if isinstance(message, Enrol) else Failed(message.call, fault, why)
+    return Refused(why, retry=False) if isinstance(message, Enrol) else Failed(message.call, fault, why)

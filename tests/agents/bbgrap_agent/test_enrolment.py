@@ -1,14 +1,19 @@
 """An agent's first contact with its coordinator."""
 
 import socket
+import threading
 
 import pytest
+import zmq
 from bbgrap_agent import enrolment
 from bbgrap_agent.enrolment import KeyFile, enrol
 
-from bbgrap.errors import AccessError, ClusterUnavailableError
+from bbgrap.errors import AccessError, ClusterUnavailableError, ExecutionError
+from bbgrap.protocol.agent_directions import TO_AGENT
 from bbgrap.protocol.key_messages import Enrolled
+from bbgrap.protocol.messages import Refused
 from bbgrap.protocol.tokens import Role, Token
+from bbgrap.transport.control_server import ControlServer
 from bbgrap.transport.credentials import Credentials
 from bbgrap.transport.locks import KeyPair
 
@@ -55,3 +60,36 @@ def test_who_has_no_token_is_asked_for_one_only_where_a_coordinator_is(tmp_path,
             enrol(address, Credentials(), "c", KeyFile(tmp_path, address, "c"))
     with pytest.raises(ClusterUnavailableError, match=r"no coordinator answers at .*; start one with"):
         enrol(address, Credentials(), "c", KeyFile(tmp_path, address, "c"))
+
+
+def enrol_at(answers, folder):
+    """Enrol at a coordinator that gives these answers, one to each question, and no more."""
+    with zmq.Context() as context:
+        server, ended, left = ControlServer(context, "tcp://127.0.0.1:0"), threading.Event(), list(answers)
+
+        def serve():
+            while left and not ended.is_set():
+                if (received := server.receive()) is None:
+                    server.socket.poll(50)
+                else:
+                    server.send(received[0], TO_AGENT.encode(left.pop(0)))
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        try:
+            enrol(server.address, Credentials(insecure=True), "d", KeyFile(folder, server.address, "d"))
+        finally:
+            ended.set()
+            thread.join()
+            server.close()
+
+
+def test_a_coordinator_that_cannot_enrol_now_is_waited_for(tmp_path, monkeypatch, caplog):
+    """Its disk was full for 10 s, and all agents that were starting ended, as if their names were taken."""
+    monkeypatch.setattr(enrolment, "AGAIN_S", 0.05)
+    monkeypatch.setattr(enrolment, "REFUSED_S", 0.0)
+    unable = Refused("keys: no room", retry=True, unable=True)
+    enrol_at((unable, unable, unable, Enrolled(b"", b"")), tmp_path)
+    assert [record.message.partition(" cannot ")[2] for record in caplog.records] == ["enrol now, and is asked until it can: keys: no room"]
+    with pytest.raises(ExecutionError, match="taken"):
+        enrol_at((unable, Refused("taken", retry=True)), tmp_path)

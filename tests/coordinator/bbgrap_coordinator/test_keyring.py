@@ -337,7 +337,8 @@ def test_what_cannot_be_written_changes_nothing(house, monkeypatch):
     before = house.path.read_text()
     monkeypatch.setattr(os, "fsync", full)
     _, answer, _ = house.enrol("left", node)
-    assert answer.retry  # the disk may have room again
+    assert answer.retry
+    assert answer.unable  # the disk may have room again: it is waited for
     answer, _ = house.do(CreateToken(1, "client", "x", 0.0))
     assert f"nothing has changed, for they cannot be written: '{house.path}' on the coordinator's machine: No space" in answer.reason
     assert house.path.read_text() == before
