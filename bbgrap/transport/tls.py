@@ -92,6 +92,10 @@ def records(pieces: Sequence[BytesLike]) -> list[BytesLike]:
 
 
 _PLAIN = "it does not speak TLS 1.3; is one side started with --insecure, or the coordinator with --data-plane=plain?"
+_ENDED = (
+    "the other side ended the connection in the handshake, as one does that ends itself; "
+    "if it goes on, is one side started with --insecure, or the coordinator with --data-plane=plain?"
+)
 _NOT_OURS = "it does not take this node's certificate; has the key been revoked, or is it of another cluster?"
 
 
@@ -100,7 +104,7 @@ def reason_of(error: OSError) -> str:
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"its certificate is not of this cluster: {error.verify_message}"
     if isinstance(error, ssl.SSLEOFError):
-        return f"the other side hung up in the handshake: {_PLAIN}"
+        return _ENDED
     if isinstance(error, ssl.SSLError):
         reason = error.reason or ""
         if "ALERT" in reason:

@@ -204,6 +204,17 @@ def test_a_plain_plane_and_a_locked_one_say_what_is_wrong(caplog):
     locked.close()
 
 
+def test_a_peer_that_ends_in_the_handshake_is_not_taken_for_one_without_tls(caplog):
+    """Of every worker that died while it connected, others guessed that it did not speak TLS 1.3."""
+    with pair() as (_, target):
+        with socket.create_connection(("127.0.0.1", port_of(target)), 5) as connection:
+            connection.sendall(bytes([22, 3, 1]))  # a ClientHello begins
+        until(lambda: caplog.records)
+    (record,) = caplog.records
+    assert "data plane: the other side ended the connection in the handshake" in record.message
+    assert "it does not speak" not in record.message
+
+
 def test_a_revoked_peer_is_cut_off_at_once_also_what_has_come_and_was_not_taken():
     with pair() as (sender, target):
         sender.send(target.address, b"first")
