@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
@@ -145,7 +144,7 @@ def _state(key: KeyStatus) -> str:
         return f"revoked {_date(key.revoked)}"
     if not key.expires:
         return "valid"
-    return f"{'until' if time.time() < key.expires else 'expired'} {_date(key.expires)}"
+    return f"{'until' if key.valid else 'expired'} {_date(key.expires)}"
 
 
 def _date(seconds: float) -> str:

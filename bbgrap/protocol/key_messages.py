@@ -73,7 +73,10 @@ class RotateToken:
 
 @dataclass(frozen=True, slots=True)
 class KeyStatus:
-    """What is known of a key. Times are seconds since 1970, 0 for never; `by` is the token that a node was enrolled with."""
+    """What is known of a key. Times are seconds since 1970, 0 for never; `by` is the token that a node was enrolled with.
+
+    `valid` is whether it opens anything now, by the clock that decides that: the coordinator's.
+    """
 
     name: KeyName
     kind: KeyName
@@ -83,6 +86,7 @@ class KeyStatus:
     revoked: float
     by: KeyName
     connections: int
+    valid: bool = True
 
 
 @dataclass(frozen=True, slots=True)

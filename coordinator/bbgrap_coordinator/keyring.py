@@ -176,14 +176,14 @@ class KeyRing:
                 case CreateToken():
                     self._check_name(message.name)
                     token, entry = self._new(_role(message.role), message.name, message.lasts_s)
-                    return TokenMade(message.call, token.text, _status(entry)), self._changed(entry)
+                    return TokenMade(message.call, token.text, _status(entry, self._clock())), self._changed(entry)
                 case ListTokens():
-                    return Tokens(message.call, _statuses(self._entries, connections)), None
+                    return Tokens(message.call, _statuses(self._entries, self._clock(), connections)), None
                 case RevokeToken():
                     gone = self._find(message.name)
                     own = {gone.name: None} if gone.name in {LOCAL, JOIN} else {}
                     change = self._changed(replace(gone, revoked=self._clock()), **own)
-                    return Tokens(message.call, _statuses(change.entries, connections)), change
+                    return Tokens(message.call, _statuses(change.entries, self._clock(), connections)), change
                 case RotateToken():
                     return self._rotate(message)
                 case _:
@@ -288,7 +288,7 @@ class KeyRing:
         replaced = replace(old, name=self._name_of_replaced(old.name), expires=min(old.expires or ends, ends))
         token, entry = self._new(_role(old.kind), old.name, old.expires - now if old.expires else 0.0)
         own = {old.name: token.text} if old.name in {LOCAL, JOIN} else {}
-        return TokenMade(message.call, token.text, _status(entry)), self._changed(replaced, entry, **own)
+        return TokenMade(message.call, token.text, _status(entry, self._clock())), self._changed(replaced, entry, **own)
 
     def _name_of_replaced(self, name: str) -> str:
         """Return what a token is called until it ends, now that another one has its name."""
@@ -330,12 +330,13 @@ class KeyRing:
         self._ended += before - self._valid
 
 
-def _statuses(entries: Mapping[bytes, KeyRecord], connections: Callable[[bytes], int]) -> tuple[KeyStatus, ...]:
-    return tuple(_status(entry, connections(key)) for key, entry in entries.items())
+def _statuses(entries: Mapping[bytes, KeyRecord], now: float, connections: Callable[[bytes], int]) -> tuple[KeyStatus, ...]:
+    return tuple(_status(entry, now, connections(key)) for key, entry in entries.items())
 
 
-def _status(entry: KeyRecord, connections: int = 0) -> KeyStatus:
-    return KeyStatus(entry.name, entry.kind, entry.key, entry.made, entry.expires, entry.revoked, entry.by, connections)
+def _status(entry: KeyRecord, now: float, connections: int = 0) -> KeyStatus:
+    valid = entry.is_valid(now)
+    return KeyStatus(entry.name, entry.kind, entry.key, entry.made, entry.expires, entry.revoked, entry.by, connections, valid)
 
 
 def _pruned(entries: Mapping[bytes, KeyRecord], now: float) -> dict[bytes, KeyRecord]:

@@ -213,6 +213,20 @@ def test_a_token_that_expires_when_something_else_changes_is_told_of(house):
     assert ended == [key]
 
 
+def test_whether_a_key_is_valid_is_told_by_the_clock_that_decides(house):
+    house.token("client", "guest", 60.0)
+
+    def valid():
+        return [status.valid for status in house.do(ListTokens(1))[0].keys if status.name == "guest"]
+
+    before = valid()
+    house.now += 61
+    after = valid()
+    house.now -= 61
+    house.do(RevokeToken(2, "guest"))
+    assert (before, after, valid()) == ([True], [False], [False])
+
+
 def test_tokens_that_were_replaced_have_names_of_their_own_that_can_be_told(house):
     for name in ("laptop", "\N{EURO SIGN}" * (MAX_KEY_NAME_BYTES // 3)):
         house.token("client", name)
