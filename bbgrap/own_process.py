@@ -1,7 +1,8 @@
-"""What every program of this package sees to in its own process: standard streams, signals, and how it starts Python again."""
+"""What every program of this package sees to in its own process: standard streams, signals, how it starts Python again, what it lacks."""
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import sys
@@ -35,6 +36,21 @@ def write_out() -> str:
         os.close(nothing)
         return "" if isinstance(error, BrokenPipeError) else error.strerror or str(error)
     return ""
+
+
+def not_granted(error: Exception) -> str:
+    """Return in words what the system does not grant this process; empty if the error is of another kind."""
+    match error:
+        case MemoryError():
+            return f"no memory is left{f' ({error})' if str(error) else ''}; it may be limited (ulimit -v, a container)"
+        case RuntimeError() if "start new thread" in str(error):  # Python has no class for it
+            return f"{error}; memory or processes may be limited (ulimit -v, ulimit -u, a container)"
+        case OSError(errno=errno.EMFILE):
+            return f"{error}; descriptors are limited (ulimit -Hn, LimitNOFILE= of systemd)"
+        case OSError():  # processes, a folder for temporary files
+            return str(error)
+        case _:
+            return ""
 
 
 def stop_signals() -> tuple[int, ...]:

@@ -14,7 +14,7 @@ import typer
 
 from bbgrap.errors import BbgrapError, UsageError
 from bbgrap.observing.logs import LogFormat, name_node, write_logs
-from bbgrap.own_process import open_closed_streams, stop_signals
+from bbgrap.own_process import not_granted, open_closed_streams, stop_signals
 from bbgrap.protocol.addresses import host_of
 from bbgrap.settings.options import SettingsCommand
 from bbgrap.settings.version import Version
@@ -101,6 +101,11 @@ def main(
             raise
         typer.echo(f"bbgrap-agent: {error}", err=True)
         raise typer.Exit(error.exit_code) from error
+    except Exception as error:
+        if debug or not (refused := not_granted(error)):
+            raise
+        typer.echo(f"bbgrap-agent: the system refuses what it needs: {refused}; --debug shows where", err=True)
+        raise typer.Exit(1) from error
     if fault:
         typer.echo(f"bbgrap-agent: {fault}", err=True)
         raise typer.Exit(1)

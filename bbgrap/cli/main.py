@@ -41,7 +41,7 @@ from bbgrap.cli.exec import SETTINGS, exec_program
 from bbgrap.cli.input_options import FreeDimensionsError
 from bbgrap.cli.output import report_error, say
 from bbgrap.errors import BbgrapError
-from bbgrap.own_process import open_closed_streams, stop_signals, write_out
+from bbgrap.own_process import not_granted, open_closed_streams, stop_signals, write_out
 from bbgrap.settings.options import SettingsGroup, take_files
 from bbgrap.settings.version import Version
 
@@ -91,6 +91,8 @@ def _verdict(error: Exception) -> tuple[str, int] | None:
         return f"'{error.filename}': {error.strerror or error}", 1
     if isinstance(error, OSError) and error.errno == errno.ENOSPC:
         return _UNWRITTEN.format(error.strerror), 1
+    if not isinstance(error, OSError) and (refused := not_granted(error)):
+        return f"the system refuses what it needs: {refused}", 1
     what = f"unexpected {type(error).__name__}: {error}"
     return f"{what}; this is a fault of bbgrap: run it again with --debug and report what you see", 1
 

@@ -52,7 +52,11 @@ class KeyCheck:
         self._socket.linger = 0
         self._socket.bind(_ZAP)
         self._thread = threading.Thread(target=self._run, name="keys", daemon=True)
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError:  # there is no room for one: a context waits for all its sockets
+            self._socket.close()
+            raise
 
     def stop(self) -> None:
         """Answer nothing more."""

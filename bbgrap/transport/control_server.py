@@ -60,27 +60,34 @@ class ControlServer:
         self.socket.backlog = _WAITING_CONNECTIONS
         # A message to a connection that is gone shall be known as lost.
         self.socket.router_mandatory = True
-        if lock is not None:
-            lock.set_on(self.socket)
-            self._guard = KeyCheck(context, lock.admits)
+        try:
+            if lock is not None:
+                lock.set_on(self.socket)
+                self._guard = KeyCheck(context, lock.admits)
+            self._listener = self._listen(bind)
+            self.channels = Channels()
+        except BaseException:  # a context waits for all its sockets
+            self._stop()
+            raise
+        self.address = self.socket.getsockopt_string(zmq.LAST_ENDPOINT).rstrip("\0")
+        self._ways: OrderedDict[bytes, _Way] = OrderedDict()
+        self._ending: list[tuple[_Way, Sequence[BytesLike]]] = []
+        self._channels_first = False
+
+    def _listen(self, bind: str) -> ThrottledListener:
         self.socket.ipv6 = is_ipv6(bind)
         with self.socket.get_monitor_socket(zmq.EVENT_LISTENING) as monitor:
             try:
                 self.socket.bind(bind)
-                self._listener = ThrottledListener(read_monitor(monitor)[1])
+                listener = ThrottledListener(read_monitor(monitor)[1])
             except zmq.ZMQError as error:
-                self._stop()
                 if error.errno == zmq.EADDRINUSE:
                     raise UsageError(
                         f"address {bind} is in use; is a coordinator running already? choose another port with --bind"
                     ) from error
                 raise UsageError(f"address {bind}: expected tcp://HOST:PORT of this machine: {_why_not(bind, error)}") from error
             self.socket.disable_monitor()
-        self.address = self.socket.getsockopt_string(zmq.LAST_ENDPOINT).rstrip("\0")
-        self.channels = Channels()
-        self._ways: OrderedDict[bytes, _Way] = OrderedDict()
-        self._ending: list[tuple[_Way, Sequence[BytesLike]]] = []
-        self._channels_first = False
+        return listener
 
     def send(self, identity: bytes, frames: Sequence[BytesLike]) -> bool:
         """Send a message to a peer; one to a peer that is gone, or does not read, is lost. Return whether it can be reached."""

@@ -11,7 +11,7 @@ import typer
 
 from bbgrap.errors import BbgrapError, UsageError
 from bbgrap.observing.logs import LogFormat, write_logs
-from bbgrap.own_process import open_closed_streams
+from bbgrap.own_process import not_granted, open_closed_streams
 from bbgrap.settings.options import SettingsCommand
 from bbgrap.settings.version import Version
 
@@ -89,10 +89,10 @@ def main(
             raise
         typer.echo(f"bbgrap-coordinator: {error}", err=True)
         raise typer.Exit(1) from error
-    except OSError as error:  # descriptors, processes, a folder for temporary files
-        if debug:
+    except Exception as error:
+        if debug or not (refused := not_granted(error)):
             raise
-        typer.echo(f"bbgrap-coordinator: the system refuses what it needs: {error}; --debug shows where", err=True)
+        typer.echo(f"bbgrap-coordinator: the system refuses what it needs: {refused}; --debug shows where", err=True)
         raise typer.Exit(1) from error
 
 

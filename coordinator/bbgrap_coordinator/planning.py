@@ -86,8 +86,9 @@ class PlanningQueue:
 
     def begin(self, models: ModelStore, folders: ArtifactFolders, answer: OnPlanned) -> None:
         """Do jobs from now on; `answer` is called from another thread."""
-        self._thread = threading.Thread(target=self._work, args=(models, folders, answer), name=f"planner of {self._kind}", daemon=True)
-        self._thread.start()
+        thread = threading.Thread(target=self._work, args=(models, folders, answer), name=f"planner of {self._kind}", daemon=True)
+        thread.start()
+        self._thread = thread
 
     def submit(self, job: PlanningJob) -> None:
         """Do a job when those before it are done."""

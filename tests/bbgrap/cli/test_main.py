@@ -211,6 +211,8 @@ def test_what_is_printed_to_a_closed_stream_goes_nowhere(run):
         (ClusterUnavailableError("nobody"), 3, "nobody"),
         (FileNotFoundError(2, "No such file", "a.txt"), 1, "'a.txt': No such file"),
         (OSError(28, "No space left on device"), 1, "the output cannot be written: No space left on device"),
+        (RuntimeError("can't start new thread"), 1, "refuses what it needs: can't start new thread; memory or processes may be limited"),
+        (MemoryError(), 1, "refuses what it needs: no memory is left; it may be limited"),
         (KeyError("oops"), 1, "unexpected KeyError: 'oops'; this is a fault of bbgrap"),
     ],
 )

@@ -35,6 +35,36 @@ def test_a_system_that_grants_too_little_is_named_in_a_line(tmp_path):
     assert "the system refuses what it needs: [Errno 24] Too many open files" in done.stderr
 
 
+FEW_THREADS = """
+import sys, threading
+from bbgrap_coordinator.main import run
+
+left, start = int(sys.argv.pop(1)), threading.Thread.start
+
+def start_one_of_few(self):
+    global left
+    if not left:
+        raise RuntimeError("can't start new thread")
+    left -= 1
+    start(self)
+
+threading.Thread.start = start_one_of_few
+run()
+"""
+
+
+def test_whichever_thread_cannot_be_started_that_is_said_in_a_line(tmp_path):
+    """Where memory is limited. The first hung, and others were told in tracebacks."""
+    for left in range(20):
+        command = [sys.executable, "-c", FEW_THREADS, str(left), "--state-dir", str(tmp_path), "--bind", "127.0.0.1:0", "--until-eof"]
+        done = subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT, timeout=60, check=False, input="")
+        if not done.returncode:
+            break
+        assert (done.returncode, "Traceback" in done.stderr) == (1, False), (left, done.stderr)
+        assert "the system refuses what it needs: can't start new thread; memory or processes may be limited" in done.stderr
+    assert left > 4
+
+
 def test_it_serves_without_standard_streams(tmp_path):
     """As it is started by what makes daemons."""
     command = [sys.executable, "-m", "bbgrap_coordinator.main", "--state-dir", str(tmp_path), "--bind", "127.0.0.1:0"]
