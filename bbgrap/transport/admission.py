@@ -19,6 +19,7 @@ from contextlib import suppress
 import zmq
 from zmq.utils import z85
 
+from bbgrap.errors import BbgrapError
 from bbgrap.transport.listener_filter import CANNOT_SHUT, hear_all, hear_only
 from bbgrap.transport.process import granted_descriptors
 
@@ -32,6 +33,8 @@ MOST_OPEN = 8192
 """Descriptors until the door is shut, or half of those that the system grants. Chosen: twice what keeps from 5,000 strangers."""
 FEW = 4096
 """Descriptors of which a crowd can take the most between two looks; it is said at the start that more are better."""
+ROOM = 16
+"""Descriptors beyond those of a coordinator that nobody uses: for an agent, a client and what they bring. Chosen."""
 TOLD_EVERY_S = 60.0
 
 _log = logging.getLogger("bbgrap.transport")
@@ -104,6 +107,19 @@ class ThrottledListener:
                 "the system grants %d descriptors: a crowd of strangers can use them up, and nodes too; %d are better (ulimit -Hn)",
                 granted_descriptors(),
                 FEW,
+            )
+
+    def check_room(self) -> None:
+        """Look whether this would be shut for ever: nobody has come yet, and what is open now stays open.
+
+        Raises:
+            BbgrapError: if so.
+        """
+        needed = 2 * (_open_now() + ROOM)
+        if granted_descriptors() < needed:
+            raise BbgrapError(
+                f"the system grants {granted_descriptors()} descriptors, files and connections, and nobody could be let in: "
+                f"expected {needed} at least, better {FEW}; raise it (ulimit -Hn, LimitNOFILE= of systemd, --ulimit nofile= of containers)"
             )
 
     def throttle(self, refused: int = 0) -> None:

@@ -89,6 +89,14 @@ class ControlServer:
             self.socket.disable_monitor()
         return listener
 
+    def check_room(self) -> None:
+        """Look whether anybody could come in, once all is open that this process needs itself.
+
+        Raises:
+            BbgrapError: if the system grants too few descriptors for that.
+        """
+        self._listener.check_room()
+
     def send(self, identity: bytes, frames: Sequence[BytesLike]) -> bool:
         """Send a message to a peer; one to a peer that is gone, or does not read, is lost. Return whether it can be reached."""
         if self.channels.send(identity, frames):

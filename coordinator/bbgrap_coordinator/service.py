@@ -73,6 +73,7 @@ def serve(
 
     Raises:
         UsageError: if an address cannot be listened on, or another coordinator uses the state directory.
+        BbgrapError: if the system grants too few descriptors.
     """
     directory = state_dir or cache_folder() / "coordinator"
     allow_many_descriptors()
@@ -106,6 +107,7 @@ def serve(
         stack.callback(audit.close)
         server = Server(control, plane, machine, models, planners, storage, audit, InputFiles(directory), keys)
         planners.begin(models, folders, server.report)
+        control.check_room()
         for number in stop_signals():
             signal.signal(number, lambda *_: server.stop())
         if until_eof:

@@ -35,6 +35,17 @@ def test_a_system_that_grants_too_little_is_named_in_a_line(tmp_path):
     assert "the system refuses what it needs: [Errno 24] Too many open files" in done.stderr
 
 
+@pytest.mark.parametrize("granted", [48, 64, 80])
+def test_a_coordinator_that_could_let_nobody_in_does_not_start(tmp_path, granted):
+    """It started, shut its door at once, and nobody could join."""
+    command = [sys.executable, "-m", "bbgrap_coordinator.main", "--state-dir", str(tmp_path), "--bind", "127.0.0.1:0", "--until-eof"]
+    few = ["bash", "-c", f"ulimit -n {granted}; exec {shlex.join(command)}"]
+    done = subprocess.run(few, capture_output=True, text=True, env=ENVIRONMENT, timeout=60, check=False, input="")
+    assert done.returncode == 1, done.stderr
+    assert f"the system grants {granted} descriptors" in done.stderr
+    assert "ulimit -Hn" in done.stderr.splitlines()[-1]
+
+
 FEW_THREADS = """
 import sys, threading
 from bbgrap_coordinator.main import run
