@@ -46,6 +46,8 @@ _BIND_TCP = 1
 _SCOPES = 3
 """Abstract Unix sockets, and signals: only to processes that are bound like this one."""
 
+_THREADS = "/proc/self/task"
+
 _SYSTEM = ("/usr", "/lib", "/lib64", "/proc", "/sys/devices", "/sys/fs/cgroup", "/dev/urandom", "/dev/zero")
 _SETTINGS = ("ld.so.cache", "localtime", "hosts", "host.conf", "gai.conf", "resolv.conf", "nsswitch.conf", "services", "protocols")
 
@@ -141,7 +143,7 @@ def _forbid_folders(libc: ctypes.CDLL, permissions: Permissions) -> str:
     own = _WRITE_FILE | _TRUNCATE | _REMOVE | _MAKE_DIR | _MAKE_REG | _READS
     rules = [(path, _READS) for path in (*_needed(), *permissions.reads)]
     rules += [(path, own & ~_TRUNCATE | _REFER) for path in permissions.adds] + [(path, own) for path in permissions.owns]
-    others = len(list(Path("/proc/self/task").iterdir())) - 1
+    unbound = _unbound()
     try:
         for path, rights in (*rules, (Path("/dev/null"), _READ_FILE | _WRITE_FILE | _TRUNCATE)):
             _allow(libc, ruleset, path, rights & every)
@@ -152,9 +154,18 @@ def _forbid_folders(libc: ctypes.CDLL, permissions: Permissions) -> str:
             return f"this kernel cannot forbid folders (Landlock): {os.strerror(ctypes.get_errno())}"
     finally:
         os.close(ruleset)
-    if others:
-        return f"{others} threads were there already, and are not bound to folders (set OPENBLAS_NUM_THREADS=1)"
+    if unbound:
+        return unbound
     return "" if abi >= 3 else "this kernel is older than 6.2: a file that others have mapped can be cut short"
+
+
+def _unbound() -> str:
+    """Return which threads rules of folders do not bind, as they bind the one that asks for them and those it starts; empty: none."""
+    try:
+        others = len(os.listdir(_THREADS)) - 1  # noqa: PTH208 - names are enough
+    except OSError:
+        return f"without {_THREADS} nobody knows whether threads were there already, which are not bound to folders"
+    return f"{others} threads were there already, and are not bound to folders (set OPENBLAS_NUM_THREADS=1)" if others else ""
 
 
 def _allow(libc: ctypes.CDLL, ruleset: int, path: Path, rights: int) -> None:

@@ -12,6 +12,7 @@ import ssl
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 
 from bbgrap.protocol.messages import BytesLike
 from bbgrap.transport.identity import TlsIdentity, fingerprint_of
@@ -21,6 +22,8 @@ RECORD_BYTES = 16 << 10
 """What a record holds."""
 RECORD_ON_WIRE = RECORD_BYTES + 256 + 5
 """The most that it may take on the network (RFC 8446, 5.2)."""
+_OWN_FILES = Path("/proc/self/fd")
+"""Paths of what this process has open; in a folder that somebody made the root of a system there may be none."""
 HANDSHAKE_S = 3.0
 """How long a handshake may take. Chosen: it computes for 2 ms, and its partner may be busy."""
 
@@ -46,8 +49,8 @@ def client_context(identity: TlsIdentity, side: int = ssl.PROTOCOL_TLS_CLIENT) -
 
 @contextmanager
 def _path_of(content: bytes) -> Iterator[str]:
-    """Give a path at which OpenSSL can read something: in memory, or where there is none in a file that only this user can read."""
-    descriptor = make_memory("identity")
+    """Give a path at which OpenSSL can read something: in memory, or where that has none in a file that only this user can read."""
+    descriptor = make_memory("identity") if _OWN_FILES.is_dir() else None
     if descriptor is None:
         with tempfile.NamedTemporaryFile() as file:
             file.write(content)
@@ -56,7 +59,7 @@ def _path_of(content: bytes) -> Iterator[str]:
         return
     try:
         os.write(descriptor, content)
-        yield f"/proc/self/fd/{descriptor}"
+        yield str(_OWN_FILES / str(descriptor))
     finally:
         os.close(descriptor)
 

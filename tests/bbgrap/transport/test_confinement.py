@@ -184,3 +184,27 @@ def test_the_filter_of_every_machine(machine, column):
     assert evaluate(connected, machine, 0x40000000 | 1) == refuse
     other = next(name for name in ARCHITECTURES if name != machine)
     assert evaluate(program(other, 42, connects=True), machine, 0) == 0x80000000
+
+
+WITHOUT_PROC = """
+import sys
+from pathlib import Path
+from bbgrap.transport import confinement
+
+confinement._THREADS = "/nowhere/task"
+print(*confinement.confine(confinement.Permissions(64, 1 << 20, connects=True)), sep="; ")
+print(Path(sys.argv[1]).read_text())
+"""
+
+
+def test_where_threads_cannot_be_counted_a_process_is_confined_all_the_same_and_that_is_said(tmp_path):
+    """Without /proc it ended instead: no worker and no planner started."""
+    (tmp_path / "secret").write_text("a secret")
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_PROC, str(tmp_path / "secret")], capture_output=True, text=True, check=False, timeout=60
+    )
+    if "cannot forbid folders" in done.stdout:
+        pytest.skip("this kernel has no Landlock")
+    assert "without /nowhere/task nobody knows whether threads were there already" in done.stdout
+    assert "PermissionError" in done.stderr
+    assert "a secret" not in done.stdout

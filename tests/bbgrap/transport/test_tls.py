@@ -12,7 +12,7 @@ import time
 import numpy as np
 import pytest
 
-from bbgrap.transport import framing, outbox, outgoing_connection
+from bbgrap.transport import framing, outbox, outgoing_connection, tls
 from bbgrap.transport.framing import GREETING, frame_head
 from bbgrap.transport.tcp import TcpDataPlane
 from bbgrap.transport.tls import RECORD_BYTES, client_context, records
@@ -68,6 +68,12 @@ def test_the_laws_hold_for_who_computes():
 def test_the_laws_hold_where_a_sandbox_forbids_memory(monkeypatch):
     monkeypatch.setattr(os, "memfd_create", forbidden)
     check_transport(LockedCluster(shares_memory=True).open)
+
+
+def test_the_laws_hold_where_memory_has_no_path(monkeypatch, tmp_path):
+    """As where somebody made a folder the root of a system, without /proc: no locked process started there."""
+    monkeypatch.setattr(tls, "_OWN_FILES", tmp_path / "proc")
+    check_transport(LockedCluster().open)
 
 
 def test_a_closed_plane_may_be_told_of_peers():
