@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,8 @@ class Repository:
         self.models: Mapping[str, ServedModel] = {}
         """Those that are loaded."""
         self._reasons: Mapping[str, str] = {}
+        self._begins = True
+        """Whether models of the start are still to be loaded."""
         self._loading = threading.Lock()
 
     def entries(self) -> dict[str, RepositoryEntry]:
@@ -68,6 +71,7 @@ class Repository:
                 if name in self._named:
                     kind = AccessError if isinstance(error.__cause__, AccessError) else ModelError
                     raise kind(error.reason) from error
+        self._begins = False
         return dict(self._reasons)
 
     def load(self, name: str) -> None:
@@ -117,15 +121,25 @@ class Repository:
         """Return a model that is loaded.
 
         Raises:
-            RefusedError: if there is none of this name and version.
+            RefusedError: if there is none of this name and version, or it is being loaded.
         """
         model = self.models.get(name)
         if model is None:
+            if self._is_coming(name):
+                raise RefusedError(Refusal.UNAVAILABLE, f"model '{name}': it is being loaded; try again")
             why = f"it is not loaded: {self._reasons[name]}" if name in self._reasons else "there is no such model"
             raise RefusedError(Refusal.UNKNOWN, f"model '{name[:200]}': {why}; here are {', '.join(sorted(self.models)) or 'none'}")
         if version not in ("", model.version):
             raise RefusedError(Refusal.UNKNOWN, f"model '{name}': there is no version '{version[:40]}', only {model.version}")
         return model
+
+    def _is_coming(self, name: str) -> bool:
+        """Whether a model of the start is still to be loaded."""
+        if not self._begins or name in self._reasons:
+            return False
+        with suppress(ModelError):  # the folder is gone for a while
+            return name in self.entries()
+        return False
 
     def _entry(self, name: str) -> RepositoryEntry:
         entries = self.entries()

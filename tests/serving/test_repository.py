@@ -1,11 +1,13 @@
 """A folder of models: listed, loaded and unloaded by clients, who never name a path."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from bbgrap.errors import AccessError, ModelError
 from bbgrap.graph.onnx_read import read_model
+from bbgrap.serving.refusals import Refusal, RefusedError
 from bbgrap.serving.repository import Repository
 from tests.serving.clients import Grpc
 from tests.serving.conftest import serving
@@ -49,6 +51,28 @@ def test_a_folder_that_is_gone_is_named(tmp_path):
     for ask in (repository.index, repository.load_all, lambda: repository.load("rows"), lambda: repository.unload("rows")):
         with pytest.raises(ModelError, match=r"folder of models '.*models' cannot be read: No such file or directory"):
             ask()
+
+
+def test_a_model_that_is_being_loaded_is_not_called_one_that_is_not_there():
+    """Clients of a server that was just started were told 404, and do not try again then."""
+    said = []
+
+    def load(entry):
+        for name in ("a", "b", "c"):
+            try:
+                said.append((entry.name, name, repository.get(name)))
+            except RefusedError as error:
+                said.append((entry.name, name, error.kind))
+        return SimpleNamespace(name=entry.name, version="1")
+
+    repository = Repository({"a": Path("a.onnx"), "b": Path("b.onnx")}, None, load)
+    repository.load_all()
+    coming, unknown = Refusal.UNAVAILABLE, Refusal.UNKNOWN
+    first = repository.get("a")
+    assert said == [("a", "a", coming), ("a", "b", coming), ("a", "c", unknown), ("b", "a", first), ("b", "b", coming), ("b", "c", unknown)]
+    repository.unload("b")
+    with pytest.raises(RefusedError, match="it is not loaded: unloaded"):
+        repository.get("b")
 
 
 @pytest.mark.parametrize("other", ["03", "\u0664", "v5", "nine"])
