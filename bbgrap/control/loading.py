@@ -294,7 +294,7 @@ class Loading:
         concerned = [variant for variant in variants if member.name not in variant.away]
         for variant in concerned:
             variant.tracker.move("load again")
-            variant.used = now
+            variant.used, variant.emptied = now, next(self.epochs)
             # What it has not said to have loaded it may never have been told of: that is said again when it is due.
             variant.pending.setdefault(member.name, now)
             variant.hurried.discard(member.name)
@@ -314,7 +314,7 @@ class Loading:
             if variant.epoch in holds and dict(variant.nodes)[member.name] == member.place:
                 kept.append(variant.epoch)
             elif variant.tracker.state == "parted":
-                variant.pending[member.name] = now
+                variant.pending[member.name], variant.emptied = now, next(self.epochs)
             if not variant.away:
                 done += self._reunite(variant, now)
         return tuple(kept), done

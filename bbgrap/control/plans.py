@@ -64,6 +64,8 @@ class Variant:
     """Whether it was away when the others of its plan were timed."""
     pending: dict[str, float] = field(default_factory=dict)
     away: dict[str, float] = field(default_factory=dict)
+    emptied: int = 0
+    """What runs with lower numbers have left is gone on an agent, which has lost all it had loaded."""
     suspects: set[str] = field(default_factory=set)
     """Agents whose links are being tried: nothing is started before that is known."""
     hurried: set[str] = field(default_factory=set)

@@ -42,7 +42,7 @@ words each."""
 IDLE_S = 600.0
 """After how long without a request a sequence ends: its client may be gone."""
 MAX_LOSSES = 3
-"""How often agents may not have the state of one request: more room does not come by trying."""
+"""How often agents may have no room for the state of one request: more does not come by trying."""
 
 
 class Sequences:
@@ -156,7 +156,7 @@ class Sequences:
     def home(self, sequence: Sequence) -> Variant | None:
         """Return the variant that has the state, if it can be reached or will be soon."""
         home = self._loading.by_epoch.get(sequence.epoch)
-        return home if home is not None and home.is_ready and not home.plan.quarantine else None
+        return home if home is not None and home.is_ready and _has_state(home, sequence) and not home.plan.quarantine else None
 
     def homes(self, epoch: int) -> int:
         """Return how many sequences have their state on a variant."""
@@ -173,8 +173,8 @@ class Sequences:
     def start(self, request: Request, sequence: Sequence, variant: Variant) -> list[CoordinatorInstruction]:
         """Run on a variant what comes next of a sequence: an old request while its state is made anew, then this one."""
         left: list[CoordinatorInstruction] = []
-        if sequence.epoch != variant.epoch:
-            left = self._left_behind(sequence)
+        if not _has_state(variant, sequence):
+            left = self._left_behind(sequence) if sequence.epoch != variant.epoch else []
             sequence.place(variant.epoch)
         sequence.go_back()
         again = (sequence.given or [])[sequence.seen :]
@@ -240,12 +240,17 @@ def fits(variant: Variant, sequence: Sequence, request: Request) -> bool:
     artifacts = variant.planned.artifacts
     if artifacts.further is None or (request.message.reads and artifacts.reading is None):
         return False
-    at_home = sequence.epoch == variant.epoch
+    at_home = _has_state(variant, sequence)
     if sequence.steps and sequence.given is None and not at_home:
         return False
     coming = sequence.coming(request.message, at_home=at_home)
     begins = not at_home or not sequence.seen
     return all(_takes(artifacts.host if begins and not n else artifacts.further, given.inputs) for n, given in enumerate(coming))
+
+
+def _has_state(variant: Variant, sequence: Sequence) -> bool:
+    """Whether a variant has a sequence's state; a worker that ended since has taken it along, and that says nothing about room."""
+    return sequence.epoch == variant.epoch and sequence.state >= variant.emptied
 
 
 def _takes(schedule: Schedule, inputs: List[TensorHeader]) -> bool:
