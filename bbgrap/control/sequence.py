@@ -70,6 +70,7 @@ class Sequence:
     is_repeated: bool = False
     """Whether that one was answered before, which its client may have heard."""
     losses: int = 0
+    """How often an agent had no room for its state since its latest request came."""
     joins: bool = True
     """Whether several of its requests may run again as one: not after that was refused, as by operators that take one sequence only."""
 

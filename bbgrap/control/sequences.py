@@ -113,7 +113,7 @@ class Sequences:
             return []
         done = [] if taken is None else self._end(taken)
         given = None if known.given is None else list(known.given)
-        other = replace(known, number=next(self._loading.epochs), name=message.other, given=given, is_open=False, used=now, losses=0)
+        other = replace(known, number=next(self._loading.epochs), name=message.other, given=given, is_open=False, used=now)
         other.go_back()
         self._enter(other, now)
         other.is_open = False
@@ -132,7 +132,7 @@ class Sequences:
         key = sequence.client, sequence.name
         self._known.pop(key, None)
         self._known[key] = sequence
-        sequence.used, sequence.is_open = now, True
+        sequence.used, sequence.is_open, sequence.losses = now, True, 0
         return sequence
 
     def _make_room(self) -> list[CoordinatorInstruction]:
@@ -203,7 +203,6 @@ class Sequences:
     def answered(self, request: Request, sequence: Sequence, variant: Variant) -> None:
         """Let a request be part of its sequence, that ended on a variant, if it does not only read its state."""
         message = request.message
-        sequence.losses = 0
         if message.reads:
             return
         variant.went_on += sequence.before[0] > 0

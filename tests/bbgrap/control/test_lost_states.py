@@ -50,3 +50,18 @@ def test_however_often_a_worker_ends_before_a_request_is_answered_its_sequence_g
     answer = wire.until_answered(call)
     assert isinstance(answer, c.RunResult), answer
     assert int(bytes(answer.payload[0])) == 4
+
+
+def test_what_one_request_had_to_try_is_not_counted_against_the_next():
+    wire = counters("a")
+    assert [total(wire, 1, step, 1) for step in range(3)] == [1, 2, 3]
+    for times in range(1, MAX_LOSSES):
+        wire.states.clear()  # others had taken its room
+        call = wire.run_of(1, 3, 1)
+        while sum("requests run again" in text for text in wire.told) < times or not only(wire).seen:
+            wire.deliver_all()
+            wire.finish_requests()
+        wire.tell(c.Cancel(call))
+        wire.deliver_all()
+    wire.states.clear()
+    assert total(wire, 1, 3, 1) == 4
