@@ -4,8 +4,9 @@ Laws: a request that is blamed runs again where it has ended a worker, so that t
 is not run again, nor planned for other shapes, and everybody who waits for it is told how they ended. A model's plans that have answered
 nothing yet count together: what one of them does to workers, those for other shapes do, too. One that has answered keeps what it has
 loaded, and is tried again after a while, longer each time: a request may have been too large for these machines, and others are not. So
-is one for which memory was missing, when it is asked for: there may be more by then. Where one node alone lacks memory to load what
-another one has loaded, that node is left alone for a while, and nothing else.
+is one for which memory was missing, when it is asked for: there may be more by then. What a plan that has answered did `FORGIVEN_S` before
+the next worker that it ends is forgotten. Where one node alone lacks memory to load what another one has loaded, that node is left alone
+for a while, and nothing else.
 """
 
 from __future__ import annotations
@@ -27,6 +28,9 @@ FIRST_QUARANTINE_S = 60.0
 """For how long a plan is not run that is tried again; four times as long each time. Chosen: two workers lost take the others a second."""
 LONGEST_QUARANTINE_S = 3600.0
 """Chosen: so often a model whose requests end workers again and again may end two."""
+FORGIVEN_S = 7200.0
+"""How long a plan that has answered may end no worker for those before to count no more. Chosen: twice the longest quarantine, in which it
+ends none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +129,10 @@ class Blame:
                 return []
             plan.deadly = message.request
             request.deaths.append(death)
+        if plan.is_proven and now - plan.latest_death > FORGIVEN_S:
+            plan.deaths.clear()
+            plan.quarantines = 0
+        plan.latest_death = now
         plan.deaths.append(death)
         deaths = self._deaths(epoch)
         if len(deaths) >= MAX_DEATHS and not _is_for_one_node(plan, deaths):

@@ -233,6 +233,8 @@ class ServedPlan:
     """The newest job whose variants have been timed."""
     deaths: list[Death] = field(default_factory=list)
     """Of workers that it has ended."""
+    latest_death: float = float("-inf")
+    """When it ended the latest of them, in seconds."""
     deadly: int = 0
     """The run that has ended the latest of them."""
     quarantine: str = ""

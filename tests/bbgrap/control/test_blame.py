@@ -5,7 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from bbgrap.control.blame import FIRST_QUARANTINE_S
+from bbgrap.control import blame
+from bbgrap.control.blame import FIRST_QUARANTINE_S, FORGIVEN_S, LONGEST_QUARANTINE_S
 from bbgrap.control.plans import MAX_DEATHS
 from bbgrap.control.request import Request
 from bbgrap.protocol import client_messages as c
@@ -127,6 +128,32 @@ def test_what_has_answered_before_is_tried_again_after_a_while_longer_each_time(
         wire.wait(1.5)
         assert isinstance(wire.until_answered(wire.run()), c.RunResult)
         assert wire.coordinator.loading.by_epoch == loaded
+
+
+def end_a_worker(wire):
+    """Let a request want more memory than there is, once; it is answered by its second run."""
+    call = wire.run()
+    wire.deliver_all()
+    (start,) = wire.started.values()
+    (name,) = wire.nodes_of(start)
+    wire.say(name, m.WorkerLost("out of memory", start.epoch, start.request, m.EndedBy.MEMORY))
+    wire.say(name, m.Deployed(start.epoch))
+    return call
+
+
+@pytest.mark.parametrize("is_long", [False, True])
+def test_a_model_that_has_ended_no_worker_for_long_begins_anew(monkeypatch, is_long):
+    """Two requests of two months ended a worker each, and for an hour nobody was answered."""
+    assert FORGIVEN_S > LONGEST_QUARANTINE_S, "what is in quarantine ends none"
+    monkeypatch.setattr(blame, "FORGIVEN_S", 10.0)
+    wire = standby_wire()
+    wire.until_answered(wire.run())
+    (standby,) = wire.coordinator.standbys.by_model.values()
+    assert isinstance(wire.until_answered(end_a_worker(wire)), c.RunResult)
+    standby.quarantines = 3
+    wire.settle_for(12.0 if is_long else 8.0)
+    assert isinstance(wire.until_answered(end_a_worker(wire)), c.RunResult) == is_long
+    assert (bool(standby.quarantine), standby.quarantines) == ((False, 0) if is_long else (True, 4))
 
 
 def test_a_plan_is_not_tried_again_sooner_since_its_standby_is():
