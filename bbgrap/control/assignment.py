@@ -48,7 +48,7 @@ class RequestAssigner:
         running = self._running(variants)
         kinds = set[tuple[str, bool, tuple[int, ...]]]()
         for request in sorted(waiting, key=lambda request: _turn(request, running)):
-            kind = request.blamed, len(request.lost) < MAX_DEATHS, self._places(request, free)
+            kind = request.blamed, request.interruptions < MAX_DEATHS, self._places(request, free)
             if kind not in kinds:
                 kinds.add(kind)
                 yield request
@@ -95,7 +95,7 @@ class RequestAssigner:
             # What has ended a worker may end another: it takes the one that it has ended already, and the others go on.
             mine, copies = ([v for v in there if set(v.parts) == {request.blamed}] for there in (mine, copies))
         crowded = bool(mine) and answer_more_at_once(len(copies), plan)
-        if mine and not crowded and (len(request.lost) + request.broken < MAX_DEATHS or not has_copies):
+        if mine and not crowded and (request.interruptions + request.broken < MAX_DEATHS or not has_copies):
             queue = plan.policy.choose([variant.queue for variant in mine], now)
             return next((variant for variant in mine if variant.queue is queue), None)
         free = [v for v in copies if v.queue.has_room]
@@ -143,5 +143,5 @@ class RequestAssigner:
 
 
 def _turn(request: Request, running: Mapping[RoutingId, int]) -> tuple[int, ...]:
-    """Return what requests take turns by: those that have lost an agent first, then who has the fewest running, then the oldest."""
-    return not request.lost, running[request.caller[0]], request.came
+    """Return what requests take turns by: those that were interrupted first, then who has the fewest running, then the oldest."""
+    return not request.interruptions, running[request.caller[0]], request.came

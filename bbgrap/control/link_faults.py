@@ -74,7 +74,7 @@ class LinkFaults:
         again, done = self._recovery.take_back(variant, [number])
         if not again:
             return []
-        again[0].lost.append(" or ".join(variant.parts))
+        again[0].stalls += 1
         variant.stalls += 1
         if variant.stalls >= MAX_STALLS and variant.is_ready:
             # Whatever is wrong with it on its agents, another epoch does not have it.

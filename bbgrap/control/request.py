@@ -32,6 +32,8 @@ class Request:
     lost: list[str] = field(default_factory=list)
     broken: int = 0
     """How often a link between two agents has broken under it."""
+    stalls: int = 0
+    """How often nothing went on with it; that has ended nobody."""
     blamed: str = ""
     deaths: list[Death] = field(default_factory=list)
     """Of workers that its runs have ended."""
@@ -45,6 +47,11 @@ class Request:
     """Its first number: one that runs again keeps its place among those that wait."""
     is_drawn: bool = False
     """Whether it is verified when it has been answered."""
+
+    @property
+    def interruptions(self) -> int:
+        """How many of its runs have lost an agent, or stalled."""
+        return len(self.lost) + self.stalls
 
     @property
     def bytes(self) -> int:

@@ -4,7 +4,9 @@ import pytest
 
 from bbgrap.control import coordinator_events as ce
 from bbgrap.control.coordinator_instructions import Log
+from bbgrap.control.request_recovery import MAX_LOSSES
 from bbgrap.planners.options import PlanOptions
+from bbgrap.protocol import client_messages as c
 from bbgrap.protocol import messages as m
 from tests.bbgrap.control.wire import ready_wire
 
@@ -22,6 +24,24 @@ def test_nothing_starts_while_any_link_of_a_variant_is_being_tried():
         assert not variant.takes_requests, number
         wire.to_coordinator(ce.FromPeer(identity, m.LinksTried(trial, ())))
     assert variant.takes_requests
+
+
+def test_runs_that_stalled_have_ended_nobody():
+    """The first agent that went after five of them failed the request: all six "were lost while it ran"."""
+    wire = ready_wire("a", "b")
+    wire.until_answered(wire.run())
+    call = wire.run()
+    wire.deliver_all()
+    (request,) = wire.coordinator.requests.open.values()
+    for _ in range(300):
+        if request.stalls >= MAX_LOSSES and wire.started:
+            break
+        wire.wait(0.1)
+    (start,) = wire.started.values()
+    wire.to_agent(wire.agent(wire.nodes_of(start)[0]), m.WorkerLost("SIGKILL", 0, 0, m.EndedBy.OUTSIDE))
+    wire.deliver_all()
+    assert len(request.lost) == 1
+    assert isinstance(wire.until_answered(call), c.RunResult)
 
 
 def test_why_a_connection_broke_is_told():

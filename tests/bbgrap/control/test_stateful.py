@@ -164,7 +164,7 @@ class ClusterOnAFakeWire(RuleBasedStateMachine):
                 standby = plan.standby.open_variants
                 crowded = answer_more_at_once(len(standby), plan)
                 idle = standby if crowded else plan.serving
-                assert not any(v.queue.has_room for v in idle) or machine.requests.open[plan.waiting[0]].lost
+                assert not any(v.queue.has_room for v in idle) or machine.requests.open[plan.waiting[0]].interruptions
                 assert plan.serving or not any(variant.queue.has_room for variant in standby)
         recorded = {number for number in running if machine.requests.open[number].message.record}
         assert {number for number, request in machine.requests.open.items() if request.trace} == recorded
