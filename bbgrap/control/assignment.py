@@ -123,7 +123,7 @@ class RequestAssigner:
 
     def fits_nowhere(self, plan: ServedPlan, request: Request, now: float) -> bool:
         """Whether it is one of a sequence, all that is loaded for its plan is for others, and nothing else will be."""
-        if request.sequence is None:
+        if request.sequence is None or self._sequences.waits_for_home(request.sequence, now):
             return False
         copies = [] if plan.helper is None else plan.helper.open_variants
         there = [*(plan.open_variants if plan.serves else ()), *copies]

@@ -191,7 +191,7 @@ class Requests:
         """Answer the requests of sequences whose state is gone for good, those whose inputs nothing takes, and those that run nowhere."""
         done: list[CoordinatorInstruction] = []
         for request in [self.open[number] for number in plan.waiting]:
-            if request.sequence is not None and self.sequences.is_lost(request.sequence):
+            if request.sequence is not None and self.sequences.is_lost(request.sequence, self.table.now):
                 done += self._fail_lost(request, request.sequence, NOT_KEPT)
             elif self.assigner.fits_nowhere(plan, request, self.table.now):
                 fault = Fault.EXECUTION if request.message.reads else Fault.INPUT
@@ -246,7 +246,7 @@ class Requests:
 
     def _go_on_replaying(self, request: Request, sequence: Sequence, now: float) -> list[CoordinatorInstruction]:
         """Run what comes next of a sequence whose state is made anew, under a new number."""
-        if self.sequences.is_lost(sequence):
+        if self.sequences.is_lost(sequence, now):
             return self._fail_lost(request, sequence, NOT_KEPT)
         variant = self.loading.by_epoch[request.epoch]
         del variant.queue.running[request.number]
@@ -355,6 +355,9 @@ class Requests:
     def overdue(self, now: float) -> list[CoordinatorInstruction]:
         """End what ran or waited too long."""
         done = [*self.synthetic.overdue(now), *self.verifying.overdue(now), *self.table.forgotten()]
+        for request in self.open.values():
+            if not request.epoch and request.sequence is not None and self.sequences.is_lost(request.sequence, now):
+                self.loading.touch(request.plan)  # it was waited for
         late = [(r, event) for r in self.open.values() if r.trace is not None and (event := r.trace.late(now, r.deadline)) is not None]
         for request, event in late:
             done += self._answer(request, event, (), None)

@@ -41,6 +41,9 @@ MAX_KEPT_BYTES = 256 << 20
 words each."""
 IDLE_S = 600.0
 """After how long without a request a sequence ends: its client may be gone."""
+BACK_WITHIN_S = 10.0
+"""How long a state whose inputs are not kept is waited for that is on an agent that is away. Chosen: one that was stopped is used again by
+then."""
 MAX_LOSSES = 3
 """How often agents may have no room for the state of one request: more does not come by trying."""
 
@@ -166,9 +169,18 @@ class Sequences:
         """Whether a run that was answered leaves a state that is wanted: agents may compute it for longer than the outputs."""
         return any(sequence.state == request for sequence in self._known.values())
 
-    def is_lost(self, sequence: Sequence) -> bool:
+    def is_lost(self, sequence: Sequence, now: float) -> bool:
         """Whether the state is gone, or was being made anew, and what it was made of is gone, too."""
-        return sequence.steps > 0 and sequence.given is None and (self.home(sequence) is None or sequence.seen < sequence.steps)
+        if not sequence.steps or sequence.given is not None:
+            return False
+        return sequence.seen < sequence.steps or (self.home(sequence) is None and not self.waits_for_home(sequence, now))
+
+    def waits_for_home(self, sequence: Sequence, now: float) -> bool:
+        """Whether the state cannot be made anew, and may still be where nothing runs now: an agent is silent, or its plan not run."""
+        home = self._loading.by_epoch.get(sequence.epoch)
+        if home is None or sequence.given is not None or not _has_state(home, sequence):
+            return False
+        return bool(home.plan.quarantine) if home.is_ready else bool(home.away) and now - min(home.away.values()) <= BACK_WITHIN_S
 
     def start(self, request: Request, sequence: Sequence, variant: Variant) -> list[CoordinatorInstruction]:
         """Run on a variant what comes next of a sequence: an old request while its state is made anew, then this one."""
@@ -218,7 +230,7 @@ class Sequences:
         """Note that an agent does not have the state; whether it can be made anew."""
         sequence.place(0)
         sequence.losses += 1
-        return sequence.losses < MAX_LOSSES and not self.is_lost(sequence)
+        return sequence.losses < MAX_LOSSES and (sequence.given is not None or not sequence.steps)
 
     # --- inputs -------------------------------------------------------------------------------------------------------------------
 

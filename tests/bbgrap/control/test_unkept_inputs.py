@@ -35,3 +35,64 @@ def test_a_state_that_is_half_made_anew_when_its_inputs_go_is_lost(is_cancelled)
     assert wire.until_answered(call).fault is c.Fault.STATE_LOST
     assert total(wire, 1, 4, 10) is c.Fault.STATE_LOST
     assert total(wire, 1, 0, 7) == 7
+
+
+@pytest.fixture
+def unkept(monkeypatch):
+    """A sequence of three requests whose inputs are not kept, and whose state one agent of two has."""
+    wire = counters("a", "b")
+    monkeypatch.setattr(sequences, "MAX_KEPT_BYTES", 0)
+    wire.plan = lambda job: None
+    assert [total(wire, 1, step, 1) for step in range(3)] == [1, 2, 3]
+    return wire
+
+
+def its_home(wire):
+    """The variant that has the state, and an agent of it."""
+    (sequence,) = wire.coordinator.requests.sequences._known.values()
+    home = wire.coordinator.loading.by_epoch[sequence.epoch]
+    return home, wire.agent(next(iter(home.parts)))
+
+
+def test_a_state_on_an_agent_that_is_silent_for_a_while_is_not_lost(unkept):
+    """It was said to be gone, and a moment later the same request was answered."""
+    home, agent = its_home(unkept)
+    agent.stopped = True
+    unkept.wait(1.0)
+    call = unkept.run_of(1, 3, 1)
+    unkept.wait(0.6 * sequences.BACK_WITHIN_S)
+    assert home.away
+    assert not unkept.answers[call]
+    agent.stopped = False
+    assert int(bytes(unkept.until_answered(call).payload[0])) == 4
+
+
+def test_a_state_on_an_agent_that_stays_away_is_lost(unkept):
+    _, agent = its_home(unkept)
+    unkept.crash(agent)
+    unkept.wait(1.0)
+    call, began = unkept.run_of(1, 3, 1), unkept.now
+    assert unkept.until_answered(call).fault is c.Fault.STATE_LOST
+    assert unkept.now - began < sequences.BACK_WITHIN_S + 1.0
+
+
+@pytest.mark.parametrize("fingerprint", ["", "another"])
+def test_a_state_on_an_agent_that_is_started_anew_is_lost_at_once(unkept, fingerprint):
+    _, agent = its_home(unkept)
+    unkept.crash(agent)
+    unkept.states.pop(agent.identity)
+    unkept.wait(1.0)
+    call = unkept.run_of(1, 3, 1)
+    unkept.add_agent(agent.name, fingerprint)
+    unkept.wait(0.5)
+    assert unkept.answer(call).fault is c.Fault.STATE_LOST
+
+
+def test_a_state_on_a_plan_that_is_not_run_for_a_while_is_there_afterwards(unkept):
+    """What another request has done to workers says nothing of it."""
+    home, _ = its_home(unkept)
+    home.plan.quarantine, home.plan.quarantine_ends = "it has ended workers", unkept.now + 5.0
+    call = unkept.run_of(1, 3, 1)
+    unkept.settle_for(4.0)
+    assert not unkept.answers[call]
+    assert int(bytes(unkept.until_answered(call).payload[0])) == 4
