@@ -123,13 +123,16 @@ class RequestAssigner:
 
     def fits_nowhere(self, plan: ServedPlan, request: Request, now: float) -> bool:
         """Whether it is one of a sequence, all that is loaded for its plan is for others, and nothing else will be."""
-        if request.sequence is None or self._sequences.waits_for_home(request.sequence, now):
+        if (sequence := request.sequence) is None or self._sequences.waits_for_home(sequence, now):
             return False
+        home = self._sequences.home(sequence)
+        if home is not None and fits(home, sequence, request):
+            return False  # links of it may be tried, or a newer one may take all that is new
         copies = [] if plan.helper is None else plan.helper.open_variants
         there = [*(plan.open_variants if plan.serves else ()), *copies]
         if not there or (not copies and plan.helper is not None and self.can_answer(plan.helper, now)):
             return False
-        return not any(fits(variant, request.sequence, request) for variant in there)
+        return not any(fits(variant, sequence, request) for variant in there)
 
     def waits_in_vain(self, plan: ServedPlan, request: Request) -> str:
         """Return why a request that has ended a worker is not run again before its deadline; nothing if it may be."""

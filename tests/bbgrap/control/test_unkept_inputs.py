@@ -96,3 +96,13 @@ def test_a_state_on_a_plan_that_is_not_run_for_a_while_is_there_afterwards(unkep
     unkept.settle_for(4.0)
     assert not unkept.answers[call]
     assert int(bytes(unkept.until_answered(call).payload[0])) == 4
+
+
+def test_a_request_whose_home_takes_none_while_its_links_are_tried_waits_for_it(unkept):
+    """Nothing else takes it: it was said to be of the wrong shapes (seed 38030024, with 3,000 bytes of inputs kept)."""
+    home, agent = its_home(unkept)
+    home.suspects.add(agent.name)
+    call = unkept.run_of(1, 3, 1)
+    unkept.settle()
+    assert not unkept.answers[call]
+    assert int(bytes(unkept.until_answered(call).payload[0])) == 4
