@@ -180,6 +180,8 @@ class Loading:
         variant.tracker.move("all loaded")
         for name in variant.parts:
             variant.plan.refusals.pop(name, None)
+        if variant.plan.is_standby and not variant.plan.refused and all(copy.is_ready for copy in variant.plan.variants):
+            variant.plan.failures = 0  # of a plan, once it serves
         self.touch(variant.plan)
         if variant.hosted:
             return []

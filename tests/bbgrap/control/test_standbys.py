@@ -358,3 +358,24 @@ def test_a_standby_that_nobody_can_load_is_made_anew():
     assert isinstance(wire.until_answered(wire.run()), c.RunResult)
     wire.settle_for(60.0)
     assert len(made) == 2
+
+
+def test_failures_in_a_row_end_with_what_is_loaded():
+    """A standby could not be made five times in a minute; every later failure was waited for as the sixth, for ever longer."""
+    wire = joined_wire("a")
+    wire.plan = lambda _: None
+    left = list(range(3))
+
+    def standby(job):
+        return ce.PlanFailed(job.job, c.Fault.EXECUTION, "its process was ended") if left and left.pop() >= 0 else standby_of(job)
+
+    wire.standby = standby
+    for _ in range(20):
+        wire.call(lambda n: replace(prepare_message(n, wire.options), wait=False))
+        wire.settle_for(1.0)
+    assert isinstance(wire.until_answered(wire.run()), c.RunResult)
+    (made,) = wire.coordinator.standbys.by_model.values()
+    assert not left
+    assert made.failures == 0
+    made.fails("", c.Fault.EXECUTION, "it is made anew, and was ended again", wire.now)
+    assert made.again_at == wire.now + FIRST_AGAIN_S
