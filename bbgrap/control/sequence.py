@@ -80,7 +80,7 @@ class Sequence:
         return f"sequence {self.name} of model {self.model[:8]}"
 
     def place(self, epoch: int) -> None:
-        """Let its home be another one, where nothing of it is; 0: nowhere."""
+        """Let its home be one where nothing of it is."""
         self.epoch, self.state, self.seen, self.before = epoch, 0, 0, (0, 0)
 
     def go_back(self) -> None:

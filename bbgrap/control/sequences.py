@@ -228,7 +228,7 @@ class Sequences:
 
     def lost(self, sequence: Sequence) -> bool:
         """Note that an agent does not have the state; whether it can be made anew."""
-        sequence.place(0)
+        sequence.place(sequence.epoch)  # others may still have their part: they are told to forget it when it is made anew elsewhere
         sequence.losses += 1
         return sequence.losses < MAX_LOSSES and (sequence.given is not None or not sequence.steps)
 
@@ -261,7 +261,7 @@ def fits(variant: Variant, sequence: Sequence, request: Request) -> bool:
 
 def _has_state(variant: Variant, sequence: Sequence) -> bool:
     """Whether a variant has a sequence's state; a worker that ended since has taken it along, and that says nothing about room."""
-    return sequence.epoch == variant.epoch and sequence.state >= variant.emptied
+    return sequence.epoch == variant.epoch and 0 < sequence.state >= variant.emptied
 
 
 def _takes(schedule: Schedule, inputs: List[TensorHeader]) -> bool:

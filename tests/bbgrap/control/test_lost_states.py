@@ -65,3 +65,22 @@ def test_what_one_request_had_to_try_is_not_counted_against_the_next():
         wire.deliver_all()
     wire.states.clear()
     assert total(wire, 1, 3, 1) == 4
+
+
+def test_who_still_has_a_part_of_a_state_that_another_lost_forgets_it():
+    """It kept it until it had no room for others."""
+    wire = counters("a", "b")
+    assert [total(wire, 1, step, 1) for step in range(3)] == [1, 2, 3]
+    home = wire.coordinator.loading.by_epoch[only(wire).epoch]
+    assert len(home.parts) == 2
+    wire.states.pop(wire.agent("a").identity)  # it made room for others
+    call = wire.run_of(1, 3, 1)
+    wire.deliver_all()
+    wire.finish_requests()
+    home.suspects.add("a")  # it is made anew elsewhere
+    wire.settle()
+    assert only(wire).epoch != home.epoch
+    assert int(bytes(wire.until_answered(call).payload[0])) == 4
+    wire.tell(c.EndSequence(1))
+    wire.settle()
+    assert not any(states.nbytes for states in wire.states.values())
