@@ -87,7 +87,7 @@ def _standby(plan: Plan) -> str:
     whole = f"Standby: whole, the model takes about {need / (1 << 20):,.0f} MiB"
     if able:
         return f"{whole}; {', '.join(able)} {'have' if len(able) > 1 else 'has'} room, and two of them answer while a plan is made or lost"
-    return f"{whole}; no node has room: plans over all nodes but one are loaded beforehand, as far as memory allows"
+    return f"{whole}; no node has room: plans over all nodes but one are loaded beforehand, as far as memory allows, else made"
 
 
 def _stages(forecast: Forecast) -> list[_Stage]:

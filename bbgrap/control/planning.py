@@ -95,7 +95,7 @@ class Planning:
                 break
             if not plan.callers and not plan.outstanding and not plan.running and plan.timing is None:
                 del self.plans[plan.key]
-                done += [*self.cancel(plan), *(i for v in list(plan.variants) for i in self.loading.release(v))]
+                done += [*self.cancel(plan), *self._forget_held(plan), *(i for v in list(plan.variants) for i in self.loading.release(v))]
         return done
 
     def of_model(self, standby: ServedPlan) -> list[ServedPlan]:
@@ -146,9 +146,15 @@ class Planning:
         self._go_back(plan, world, now)
         if not (is_earned or self._is_nearly_earned(plan, now)) or not self._may_begin(plan, able, world, now):
             return self._leave_to_standby(plan, able, world)
+        if any(made.job.world == world and made.variants for made in plan.held.values()):
+            return self._take_held(plan, world, now)
         if self._is_before_standby(plan, now):
             self._behind[plan] = None
             return []
+        return self._make(plan, able, world, now, is_earned=is_earned)
+
+    def _make(self, plan: ServedPlan, able: Sequence[Member], world: str, now: float, *, is_earned: bool) -> list[CoordinatorInstruction]:
+        """Make a plan as it is best made now, or take what was made ahead."""
         done: list[CoordinatorInstruction] = []
         if plan.ahead is not None and (plan.callers or plan.ahead.job.world != world):
             done = self._forget_ahead(plan)
@@ -291,6 +297,8 @@ class Planning:
 
     def planned(self, plan: ServedPlan, job: Job, variants: tuple[PlannedVariant, ...], now: float) -> list[CoordinatorInstruction]:
         """Take what a job has made, to be loaded."""
+        if job.is_ahead and job.spare_for:
+            return self._hold_for_loss(plan, MadeAhead(job, variants[:1]))
         return self._hold(plan, MadeAhead(job, variants)) if job.is_ahead else self._take(plan, job, variants, now)
 
     def _hold(self, plan: ServedPlan, made: MadeAhead) -> list[CoordinatorInstruction]:
@@ -304,6 +312,25 @@ class Planning:
     def _forget_ahead(self, plan: ServedPlan) -> list[CoordinatorInstruction]:
         ahead, plan.ahead = plan.ahead, None
         return [] if ahead is None else [ForgetPlan(ahead.job.number)]
+
+    def _hold_for_loss(self, plan: ServedPlan, made: MadeAhead) -> list[CoordinatorInstruction]:
+        """Hold what is to serve when an agent is lost, in place of what was held for that; the next loss is looked at."""
+        name = made.job.spare_for
+        done = self._forget_held(plan, name)
+        plan.held[name] = made
+        self.loading.touch(plan)
+        return [*done, Log(f"{plan.called}: a plan without '{name}' is made, and is loaded when that is lost")] if made.variants else done
+
+    def _take_held(self, plan: ServedPlan, world: str, now: float) -> list[CoordinatorInstruction]:
+        """Have agents load what was made for the loss that has come; what was held for others is of the past."""
+        made = next(made for made in plan.held.values() if made.job.world == world and made.variants)
+        del plan.held[made.job.spare_for]
+        return [*self._forget_held(plan), *self._take(plan, replace(made.job, spare_for="", is_ahead=False), made.variants, now)]
+
+    def _forget_held(self, plan: ServedPlan, *names: str) -> list[CoordinatorInstruction]:
+        """Forget what is held for the loss of these agents, or of all."""
+        gone = [plan.held.pop(name) for name in names or tuple(plan.held) if name in plan.held]
+        return [ForgetPlan(made.job.number) for made in gone if made.variants]
 
     def _take(self, plan: ServedPlan, job: Job, variants: tuple[PlannedVariant, ...], now: float) -> list[CoordinatorInstruction]:
         """Have agents load what a job has made, if they have room."""
@@ -324,6 +351,8 @@ class Planning:
 
     def failed(self, plan: ServedPlan, job: Job, fault: Fault, reason: str, now: float) -> list[CoordinatorInstruction]:
         """Remember that there is no plan for the world of a job; who waits for it is told."""
+        if job.spare_for and job.is_ahead:
+            return self._hold_for_loss(plan, MadeAhead(job, ()))
         if job.spare_for:
             self.loading.touch(plan)
             return [Log(plan.leave_uncovered(job.spare_for, reason))]

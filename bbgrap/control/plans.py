@@ -158,7 +158,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class MadeAhead:
-    """What a job has made of a plan that is not earned: the coordinator holds it, and no agent has been told of it."""
+    """What a job has made of a plan that nobody needs yet: the coordinator holds it, and no agent has been told of it."""
 
     job: Job
     variants: tuple[PlannedVariant, ...]
@@ -225,6 +225,8 @@ class ServedPlan:
     """When what `failed` may be tried again, in seconds."""
     uncovered: dict[str, str] = field(default_factory=dict)
     """Agents without which neither it nor a standby answers, and why."""
+    held: dict[str, MadeAhead] = field(default_factory=dict)
+    """By agent, what is loaded when it is lost, as there is no room for it before; without variants, nothing can be made."""
     refused: dict[str, str] = field(default_factory=dict)
     """Of a standby: the nodes that cannot load it, and why."""
     refusals: Counter[str] = field(default_factory=Counter)

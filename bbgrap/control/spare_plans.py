@@ -1,6 +1,6 @@
-"""Plans for the loss of an agent, where no node has room for the model: loaded beforehand as far as memory allows.
+"""Plans for the loss of an agent, where no node has room for the model: loaded beforehand as far as memory allows, else made beforehand.
 
-Law: what could not be covered is said, in the log and in the plan's report.
+Law: what could not be loaded is said, in the log and in the plan's report.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ ROOM = 1.5
 
 @dataclass(frozen=True, slots=True)
 class SparePlans:
-    """Which losses are covered by a plan that is loaded."""
+    """Which losses are covered by a plan that is loaded, or held until then."""
 
     members: Members
     links: Links
@@ -40,18 +40,21 @@ class SparePlans:
         done: list[CoordinatorInstruction] = []
         for name in plan.serving[0].parts:
             rest = tuple(member for member in able if member.name != name)
-            if name in plan.uncovered or len(rest) == len(able):
+            if len(rest) == len(able):
                 continue
             if not rest:
-                done.append(Log(plan.leave_uncovered(name, "no other agent is there")))
+                done += [] if name in plan.uncovered else [Log(plan.leave_uncovered(name, "no other agent is there"))]
                 continue
             names, places = tuple(m.name for m in rest), tuple(m.place for m in rest)
             seen = self.members.cluster(rest)
             # One that was made when other profiles were known covers the loss as well.
             if world_of(seen) in plan.failed or any(tuple(there for there, _ in variant.nodes) == names for variant in plan.variants):
                 continue
-            cluster = self._beside(seen, rest)
-            plan.job = Job(next(self.loading.epochs), world_of(seen), names, places, spare_for=name)
+            is_held = name in plan.uncovered  # there is no room beside what serves, so it is for the room that this leaves
+            if is_held and name in plan.held and plan.held[name].job.world == world_of(seen):
+                continue
+            cluster = seen if is_held else self._beside(seen, rest)
+            plan.job = Job(next(self.loading.epochs), world_of(seen), names, places, spare_for=name, is_ahead=is_held)
             return [*done, StartPlanning(plan.job.number, plan.files, plan.shapes, cluster, plan.options)]
         return done
 

@@ -74,6 +74,48 @@ def test_what_is_made_for_all_agents_and_for_each_loss_stays_over_one():
     assert {len(job.cluster.nodes) for job in wire.jobs[jobs:]} == {1}, "only the next losses were planned for"
 
 
+def beside_nothing():
+    """Plan for all agents; for fewer only when that is asked for again, with the room that the plan over all leaves."""
+    asked = set()
+
+    def plan(job):
+        names = tuple(node.name for node in job.cluster.nodes)
+        if len(names) == 3 or names in asked:
+            made = plan_of(job)
+            return replace(made, variants=made.variants[:1])  # none on one node
+        asked.add(names)
+        return ce.PlanFailed(job.job, c.Fault.PLAN, "it fits no two nodes beside what serves")
+
+    return plan
+
+
+@pytest.mark.parametrize("lost", ["a", "b", "c"])
+def test_what_has_no_room_beside_what_serves_is_made_and_loaded_when_an_agent_is_lost(lost):
+    wire = large_wire("a", "b", "c", plan=beside_nothing())
+    assert report(wire)["uncovered"] == dict.fromkeys("abc", "it fits no two nodes beside what serves")
+    assert all(any(f"a plan without '{name}' is made, and is loaded when that is lost" in text for text in wire.told) for name in "abc")
+    jobs = len(wire.jobs)
+    call = wire.run()
+    wire.deliver_all()
+    wire.crash(next(agent for agent in wire.agents.values() if agent.name == lost))
+    assert isinstance(wire.until_answered(call), c.RunResult)
+    wire.settle()
+    assert {len(job.cluster.nodes) for job in wire.jobs[jobs:]} == {1}, "only the next loss is planned for"
+    (plan,) = (plan for plan in wire.coordinator.planning.plans.values() if not plan.is_standby)
+    assert plan.serving[0].parts.keys() == {*"abc"} - {lost}
+    assert not any(lost in made.job.names for made in plan.held.values()), "what was made over it is of the past"
+
+
+def test_what_is_held_for_a_loss_goes_with_its_plan():
+    wire = large_wire("a", "b", "c", plan=beside_nothing())
+    planning = wire.coordinator.planning
+    (plan,) = (plan for plan in planning.plans.values() if not plan.is_standby)
+    held = {made.job.number for made in plan.held.values()}
+    assert len(held) == 3
+    assert {instruction.job for instruction in planning._forget_held(plan)} == held
+    assert not plan.held
+
+
 def test_what_is_not_covered_is_said():
     def only_over_all(job):
         return plan_of(job) if len(job.cluster.nodes) == 3 else ce.PlanFailed(job.job, c.Fault.PLAN, "it fits no two nodes")
