@@ -304,6 +304,7 @@ class Checks:
         known = {v.job for v in machine.loading.by_epoch.values()} | {p.latest for p in machine.standbys.by_model.values()}
         known |= {p.job.number for p in machine.planning.plans.values() if p.job is not None}
         known |= {p.ahead.job.number for p in machine.planning.plans.values() if p.ahead is not None}
+        known |= {made.job.number for p in machine.planning.plans.values() for made in p.held.values()}
         if extra := set(head.disk.made) - known:
             faults.append(f"what jobs {sorted(extra)} made is kept for nobody")
         if extra := set(head.disk.plans) - known:

@@ -71,7 +71,7 @@ def state_faults(head: Head) -> list[str]:  # noqa: C901 - one branch per law
                 requests.sequences.home(first.sequence) or not any(fits(v, first.sequence, first) for v in places)
             ):
                 continue
-            if not first.lost and first.broken < MAX_DEATHS and not first.blamed and first.held is None:
+            if not first.interruptions and first.broken < MAX_DEATHS and not first.blamed and first.held is None:
                 stuck = [m.name for m in machine.members.alive() if m.beat.request and m.beat.seconds > 0.3]
                 if not stuck:
                     faults.append(f"request {first.number} waits for plan {plan.key[:8]}, which has room")
