@@ -83,7 +83,7 @@ def state_faults(head: Head) -> list[str]:  # noqa: C901 - one branch per law
         faults.append(f"{stuck} wait for requests that are not open")
     if sum(plan.ahead is not None for plan in plans) > MAX_AHEAD:
         faults.append("too many plans are held that are not earned")
-    ahead = [plan.key[:8] for plan in plans if plan.job is not None and plan.job.is_ahead]
+    ahead = [plan.key[:8] for plan in plans if plan.job is not None and plan.job.is_ahead and not plan.job.spare_for]
     if len(ahead) > 1:
         faults.append(f"plans {ahead} are made ahead at once")
     if requests.synthetic.has_turn and not any(plan.timing is not None for plan in plans):
