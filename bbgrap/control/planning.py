@@ -314,9 +314,9 @@ class Planning:
         return [] if ahead is None else [ForgetPlan(ahead.job.number)]
 
     def _hold_for_loss(self, plan: ServedPlan, made: MadeAhead) -> list[CoordinatorInstruction]:
-        """Hold what is to serve when an agent is lost, in place of what was held for that; the next loss is looked at."""
+        """Hold what is to serve when an agent is lost, in place of what was held for that, or for agents that are gone for good."""
         name = made.job.spare_for
-        done = self._forget_held(plan, name)
+        done = self._forget_held(plan, name, *(plan.held.keys() - {*made.job.names}))
         plan.held[name] = made
         self.loading.touch(plan)
         return [*done, Log(f"{plan.called}: a plan without '{name}' is made, and is loaded when that is lost")] if made.variants else done

@@ -7,7 +7,7 @@ import pytest
 
 from bbgrap.control import coordinator_events as ce
 from bbgrap.control import coordinator_instructions
-from bbgrap.control.plans import IN_USE_S
+from bbgrap.control.plans import IN_USE_S, MadeAhead
 from bbgrap.planners.options import PlanOptions
 from bbgrap.protocol import client_messages as c
 from tests.bbgrap.control.tiny_plans import plan_of, standby_of
@@ -104,6 +104,18 @@ def test_what_has_no_room_beside_what_serves_is_made_and_loaded_when_an_agent_is
     (plan,) = (plan for plan in wire.coordinator.planning.plans.values() if not plan.is_standby)
     assert plan.serving[0].parts.keys() == {*"abc"} - {lost}
     assert not any(lost in made.job.names for made in plan.held.values()), "what was made over it is of the past"
+
+
+def test_for_agents_that_are_gone_for_good_nothing_is_held():
+    wire = large_wire("a", "b", "c", plan=beside_nothing())
+    planning = wire.coordinator.planning
+    (plan,) = (plan for plan in planning.plans.values() if not plan.is_standby)
+    before = plan.held["b"]
+    plan.held["gone"] = MadeAhead(replace(plan.held["a"].job, number=98), before.variants)
+    done = planning._hold_for_loss(plan, MadeAhead(replace(before.job, number=99), before.variants))
+    forgotten = {instruction.job for instruction in done if isinstance(instruction, coordinator_instructions.ForgetPlan)}
+    assert forgotten == {98, before.job.number}
+    assert plan.held.keys() == {*"abc"}
 
 
 def test_what_is_held_for_a_loss_goes_with_its_plan():
