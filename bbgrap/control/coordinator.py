@@ -33,6 +33,7 @@ from bbgrap.control.link_faults import LinkFaults
 from bbgrap.control.links import Links
 from bbgrap.control.loading import Loading
 from bbgrap.control.membership import Member, Members
+from bbgrap.control.plan_progress import fed
 from bbgrap.control.planning import Planning
 from bbgrap.control.plans import Caller, Job, ServedPlan, Variant
 from bbgrap.control.profiling import Profiling
@@ -245,7 +246,7 @@ class CoordinatorMachine:
                 return self.loading.missing(member, message.epoch, message.digests, now)
             case WeightStored():
                 self.loading.progressed(member, now)
-                return self.planning.fed(member, message.digest, message.received)
+                return fed(member, message.digest, message.received, self.loading, self.members)
             case Deployed():
                 return [*self.blame.cleared(member, message.epoch, now), *self.loading.deployed(member, message.epoch, now)]
             case DeploymentFailed():

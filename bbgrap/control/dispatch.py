@@ -21,6 +21,7 @@ from bbgrap.control.coordinator_settings import Settings
 from bbgrap.control.loading import Loading
 from bbgrap.control.membership import Member, Members
 from bbgrap.control.open_requests import OpenRequests
+from bbgrap.control.plan_progress import progress, stage_of
 from bbgrap.control.plan_reports import measured_text, prepared_answer
 from bbgrap.control.planning import Planning
 from bbgrap.control.plans import Caller, PlanCaller, ServedPlan, Variant
@@ -98,7 +99,7 @@ class Requests:
         # Who asks again wants it tried again.
         plan.failed = {}
         plan.callers[caller] = PlanCaller(now + message.deadline_s, now)
-        return [] if plan.serving else self.planning.progress(plan)
+        return [] if plan.serving else progress(plan, self.members)
 
     def add(self, caller: Caller, message: RunModel, plan: ServedPlan, now: float) -> list[CoordinatorInstruction]:
         """Queue a request; `go_on` starts it. Too many of them, or too many of one client, are answered as busy."""
@@ -171,7 +172,7 @@ class Requests:
             return []
         standby = plan.helper
         if standby is None or standby.is_proven or not self.assigner.can_answer(standby, self.table.now):
-            return [*self.loading.advance(plan, now), *self.planning.progress(plan)]
+            return [*self.loading.advance(plan, now), *progress(plan, self.members)]
         return self.synthetic.prove(standby, plan, now)
 
     def _refuse_hopeless(self, plan: ServedPlan) -> list[CoordinatorInstruction]:
@@ -369,5 +370,5 @@ class Requests:
             reason = f"request {request.number}: its deadline of {request.message.deadline_s:g} s passed while it {state}"
             done += self.table.fail(request.number, "deadline", Fault.EXECUTION, reason)
         for plan in [plan for plan in self.planning.plans.values() if plan.callers]:
-            done += [*callers_overdue(plan, self.planning.stage_of(plan)[0], now), *self._let_be(plan)]
+            done += [*callers_overdue(plan, stage_of(plan, self.members)[0], now), *self._let_be(plan)]
         return [*done, *self.planning.forget_oldest()]

@@ -4,9 +4,9 @@
 
 A plan is wanted by whoever waits for it, and by requests: for the first shapes of a model when its standby answers, or after a while
 without; for further ones when they have come `EARNED` times. One that is like another is made ahead, one request sooner, and held until
-it is earned. Laws: nobody but callers who ask for it waits for a planner; a job over an agent that is gone is cancelled, and what was made
-ahead over it forgotten; nothing is made ahead while a planner has other work; what a world (agents, links and profiles) has no plan for is
-not tried again in it.
+it is earned; one for the loss of an agent that has no room is held until then (`spare_plans`). Laws: nobody but callers who ask for it
+waits for a planner; a job over an agent that is gone is cancelled, and what was made ahead over it forgotten; nothing is made ahead while a
+planner has other work; what a world (agents, links and profiles) has no plan for is not tried again in it.
 """
 
 from __future__ import annotations
@@ -16,18 +16,19 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from bbgrap.cluster.types import Cluster
-from bbgrap.control.coordinator_instructions import Base, CancelPlanning, CoordinatorInstruction, ForgetPlan, Log, StartPlanning, ToClient
+from bbgrap.control.coordinator_instructions import Base, CancelPlanning, CoordinatorInstruction, ForgetPlan, Log, StartPlanning
 from bbgrap.control.eviction import Incoming, make_room
 from bbgrap.control.links import Links
 from bbgrap.control.loading import Loading
 from bbgrap.control.membership import Member, Members
+from bbgrap.control.plan_progress import progress
 from bbgrap.control.planned_variant import SCALED_FROM, PlannedVariant
-from bbgrap.control.plans import IN_USE_S, Job, MadeAhead, ServedPlan, Variant
+from bbgrap.control.plans import IN_USE_S, Job, MadeAhead, ServedPlan
 from bbgrap.control.scaled_plans import SEARCH_EVERY_S, Origin, origin_of
 from bbgrap.control.variants import LeastFinishTime, LowestLatency
 from bbgrap.planners.options import AUTO
 from bbgrap.program.dictionaries import dictionary_devices_of
-from bbgrap.protocol.client_messages import FEEDING, PrepareModel, Progress
+from bbgrap.protocol.client_messages import PrepareModel
 from bbgrap.protocol.faults import Fault
 
 MAX_PLANS = 512
@@ -41,8 +42,6 @@ ONE_NODE = Fault.PLAN, "planner: one node is the fastest for inputs half as larg
 STANDBY_FIRST_S = 5.0
 """How long a plan that nobody waits for gives way to its standby, which answers sooner then: they want the same processors, disk and
 memory. Chosen: a standby of 100 MB takes a second, and where one takes much longer it is the network that it waits for."""
-_TOLD_BYTES = 8 << 20
-"""How many bytes of weights an agent takes in until that is said again. Chosen: a tenth of a second at 1 Gbit/s."""
 SETTLE_S = 2.0
 """How long the agents stay as they are before a plan is made anew for nobody who waits: those that are away may come back at once."""
 
@@ -220,7 +219,7 @@ class Planning:
         cluster = self._cluster(able, plan)
         plan.failed, plan.latest_failure = {}, ""
         plan.job = Job(next(self.loading.epochs), world, names, places, bases=bases, is_ahead=is_ahead)
-        return [StartPlanning(plan.job.number, plan.files, plan.shapes, cluster, plan.options, bases), *self.progress(plan)]
+        return [StartPlanning(plan.job.number, plan.files, plan.shapes, cluster, plan.options, bases), *progress(plan, self.members)]
 
     def has_failed(self, plan: ServedPlan) -> bool:
         """Whether there is no plan over the agents that are there now; what failed over others says nothing."""
@@ -378,37 +377,6 @@ class Planning:
         # The newest one, too, where another is faster (a spare): it would only be planned anew.
         kept = {job, plan.latest, *others[:1]}
         return [i for v in list(plan.variants) if v.job not in kept and not v.queue.running for i in self.loading.release(v)]
-
-    def fed(self, member: Member, digest: str, received: int) -> list[CoordinatorInstruction]:
-        """Note that an agent has so much of a weight, and send it more; after some megabytes, tell those who wait for that."""
-        before = member.fed
-        done = member.acknowledge(digest, received)
-        if member.fed // _TOLD_BYTES == before // _TOLD_BYTES:
-            return done
-        plans = {variant.plan: None for variant in self.loading.of_member(member.name) if member.name in variant.pending}
-        return [*done, *(instruction for plan in plans for instruction in self.progress(plan))]
-
-    def progress(self, plan: ServedPlan) -> list[CoordinatorInstruction]:
-        """Tell those who wait how far a plan is."""
-        if not plan.callers:
-            return []
-        stage = self.stage_of(plan)
-        return [ToClient(identity, Progress(call, *stage)) for identity, call in plan.callers]
-
-    def stage_of(self, plan: ServedPlan) -> tuple[str, int, int]:
-        """Return what is done for a plan, and how much of how much of that is done."""
-        newest = [variant for variant in plan.variants if variant.job == plan.latest]
-        if plan.job is not None or not newest:
-            return "planning", 0, 1
-        fed = self.members.living({name for variant in newest for name in variant.pending})
-        if to_feed := sum(member.to_feed for member in fed):
-            return FEEDING, sum(member.fed for member in fed), to_feed
-        total = sum(len(variant.parts) for variant in newest)
-        return "measuring" if plan.timing is not None else "deploying", total - sum(_left(variant) for variant in newest), total
-
-
-def _left(variant: Variant) -> int:
-    return len(variant.parts) if variant.tracker.state == "waiting" else len(variant.pending)
 
 
 def plan_key(message: PrepareModel) -> str:

@@ -153,7 +153,7 @@ class Job:
     bases: tuple[Base, ...] = ()
     """The variants that it is to be like one of."""
     is_ahead: bool = False
-    """Whether it was begun before the plan was earned."""
+    """Whether nobody needs it yet: it was begun before the plan was earned, or is for a loss and has no room before that."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from bbgrap.control.coordinator_instructions import CoordinatorInstruction, Log, StartRequest
 from bbgrap.control.loading import OVERDUE_S, Loading
+from bbgrap.control.plan_progress import progress
 from bbgrap.control.plan_reports import measured_text
 from bbgrap.control.planning import Planning
 from bbgrap.control.plans import ServedPlan, Variant
@@ -183,7 +184,7 @@ class SyntheticRequests:
             return self._end(plan)
         self._is_timing = True
         plan.timing = Timing([variant.epoch for variant in contenders], inputs, now + TIMING_S)
-        return [*self._planning.progress(plan), *self.go_on(plan, now)]
+        return [*progress(plan, self._planning.members), *self.go_on(plan, now)]
 
     def _end(self, plan: ServedPlan) -> list[CoordinatorInstruction]:
         timing, plan.timing = plan.timing, None
