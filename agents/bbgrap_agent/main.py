@@ -101,7 +101,7 @@ def main(
             raise
         typer.echo(f"bbgrap-agent: {error}", err=True)
         raise typer.Exit(error.exit_code) from error
-    except Exception as error:
+    except Exception as error:  # people get a line where the system refuses something; all else is raised again
         if debug or not (refused := not_granted(error)):
             raise
         typer.echo(f"bbgrap-agent: the system refuses what it needs: {refused}; --debug shows where", err=True)

@@ -57,7 +57,8 @@ ADDS_BEFORE_NORMS = "SkipLayerNormFusion"
 """An optimisation that segments do without which read in 8 bits. In the whole onnxruntime has made it where it does; with the sizes of a
 segment it would make more, of other last bits, and steps of 8 bits would differ."""
 
-_READS_IN_8_BITS = (b"DynamicQuantizeLinear", b"DynamicQuantizeMatMul", b"MatMulNBits", b"QuantizeLinear")
+_READS_IN_8_BITS = (b"QuantizeLinear", b"DynamicQuantizeMatMul", b"MatMulNBits")
+"""Names, or their ends, of operators that do."""
 
 JOINS_AXES = "MatMulAddFusion"
 """An optimisation that models whose sizes move do without. It makes one operator of a product and its bias, and one axis of all but the

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import weakref
 
+from bbgrap.graph.divided_experts import CHOSEN_EXPERTS
 from bbgrap.graph.types import DType, Graph, Node
 
 FLOATS = frozenset({DType.FLOAT, DType.DOUBLE, DType.FLOAT16, DType.BFLOAT16})
@@ -41,7 +42,7 @@ CONTROL = frozenset({"If", "Loop", "Scan", "SequenceMap", "BeamSearch", "GreedyS
 LAYERS = frozenset(
     {"Conv", "ConvTranspose", "ConvInteger", "QLinearConv", "FusedConv", "NhwcFusedConv", "DeformConv", "Attention", "MultiHeadAttention"}
     | {"MatMul", "Gemm", "Einsum", "MatMulInteger", "QLinearMatMul", "FusedMatMul", "FusedGemm", "QGemm", "MatMulIntegerToFloat"}
-    | {"MatMulNBits", "GroupQueryAttention", "LinearAttention", "CausalConvWithState", "ChosenExperts", "LSTM", "GRU", "RNN"}
+    | {"MatMulNBits", "GroupQueryAttention", "LinearAttention", "CausalConvWithState", CHOSEN_EXPERTS, "LSTM", "GRU", "RNN"}
 )
 """Operators that sum over what they read."""
 

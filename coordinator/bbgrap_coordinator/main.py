@@ -89,7 +89,7 @@ def main(
             raise
         typer.echo(f"bbgrap-coordinator: {error}", err=True)
         raise typer.Exit(1) from error
-    except Exception as error:
+    except Exception as error:  # people get a line where the system refuses something; all else is raised again
         if debug or not (refused := not_granted(error)):
             raise
         typer.echo(f"bbgrap-coordinator: the system refuses what it needs: {refused}; --debug shows where", err=True)
