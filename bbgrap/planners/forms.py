@@ -1,9 +1,9 @@
 """The forms of a model that are planned: as it is, and with operators that read all of a tensor taken apart so that they can be cut.
 
 Machines that have the whole model keep the first form. The second has dynamic quantizers with their ranges apart
-(`bbgrap.graph.dynamic_ranges`), with the same bits, and mixtures with their experts (`bbgrap.graph.divided_experts`, which says
-where bits are others). Normalisations of maps whose statistics are partial sums (`bbgrap.graph.divided_norms`), attention without a mask apart from its
-projections (`bbgrap.graph.divided_attention`), and products of training steps apart from what an update adds
+(`bbgrap.graph.dynamic_ranges`), with the same bits, and mixtures with their experts (`bbgrap.graph.divided_experts`, which says where
+bits are others). Normalisations of maps whose statistics are partial sums (`bbgrap.graph.divided_norms`), attention without a mask
+apart from its projections (`bbgrap.graph.divided_attention`), and products of training steps apart from what an update adds
 (`bbgrap.graph.step_products`) are left where a jump that counts depends on them, as other partial sums are.
 """
 
