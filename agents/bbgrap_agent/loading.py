@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 
@@ -15,6 +16,7 @@ from bbgrap.engine.session_call import caller, ending_after
 from bbgrap.engine.sessions import give_back_freed, make_session
 from bbgrap.errors import BbgrapError, ModelError
 from bbgrap.graph.onnx_layout import Boundary
+from bbgrap.graph.onnx_weight_files import with_files
 from bbgrap.graph.types import Array
 from bbgrap.protocol.messages import Deploy, Peer
 from bbgrap.runtime.execution import SlicePlan
@@ -22,7 +24,7 @@ from bbgrap.runtime.schedule import LocalRun, reading_of
 from bbgrap_agent.compiling import CompiledDeployment, SegmentLoader, load_compiled, load_portable
 from bbgrap_agent.deployment import Deployment, Segment
 from bbgrap_agent.shared_segments import SharedSegments
-from bbgrap_agent.weights import WeightStore
+from bbgrap_agent.weights import SMALL_BYTES, WeightStore
 
 _SPIN_US = 1_000
 """How long idle helper threads wait busily: longer than an exchange of halos, short enough to leave idle machines idle."""
@@ -57,7 +59,7 @@ def load(
         lambda model: _weights_of(model, store),
         lambda model: freed.after(model, _load_segment(model, store, threads)),
         lambda compiler, boundary, model: freed.after(model, _load_compiled(compiler, boundary, model, threads)),
-        lambda model: _load_segment(model, store, threads, optimize=False),
+        lambda model: _made(model, _weights_of(model, store), threads, optimize=False),
         shared,
     )
     try:
@@ -118,12 +120,30 @@ def _weights_of(model: SegmentModel, store: WeightStore) -> dict[str, Array]:
     return weights
 
 
-def _load_segment(model: SegmentModel, store: WeightStore, threads: int, *, optimize: bool = True) -> Segment:
+def _load_segment(model: SegmentModel, store: WeightStore, threads: int) -> Segment:
+    """Make a segment as it was shipped. Weights that are in files are packed from there: nothing else has them in memory."""
     weights = _weights_of(model, store)
+    if parts := store.parts({name: model.weights[name].digest for name, array in weights.items() if array.nbytes > SMALL_BYTES}):
+        others = {name: array for name, array in weights.items() if name not in parts}
+        try:
+            return _made(replace(model, skeleton=with_files(model.skeleton, parts)), others, threads, folder=store.directory)
+        except ModelError as error:
+            # Another agent that shares the folder may have removed one: what is mapped here is still there.
+            _log.info("%s; its weights are given from memory", error)
+    return _made(model, weights, threads)
+
+
+def _made(model: SegmentModel, weights: Mapping[str, Array], threads: int, *, optimize: bool = True, folder: Path | None = None) -> Segment:
     try:
-        part, pool = not model.whole, threads > 1
         session = make_session(
-            model.skeleton, weights=weights, threads=threads, shared_pool=pool, spinning=_SPIN_US, optimize=optimize, segment=part
+            model.skeleton,
+            weights=weights,
+            threads=threads,
+            shared_pool=threads > 1,
+            spinning=_SPIN_US,
+            optimize=optimize,
+            segment=not model.whole,
+            folder=folder,
         )
     except BbgrapError as error:
         raise ModelError(f"segment '{model.name}': {error}") from error

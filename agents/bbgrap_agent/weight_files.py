@@ -12,6 +12,7 @@ from pathlib import Path
 
 from bbgrap.errors import ExecutionError
 from bbgrap.graph.mapped_files import read_head
+from bbgrap.graph.onnx_weight_files import FilePart
 from bbgrap.graph.weights import begin_digest
 from bbgrap.protocol.messages import Deploy
 
@@ -52,6 +53,16 @@ def fault_of(path: Path, *, content: bool = True) -> str:
         return f"it cannot be read: {error.strerror or error}"
     except Exception:  # noqa: BLE001,RUF100 - whatever numpy makes of a head of garbage
         return "it is no array"
+
+
+def part_of(path: Path) -> FilePart | None:
+    """Return where a file has the elements of its array; None if it is gone, or has not all of them."""
+    try:
+        with path.open("rb", buffering=0) as stream:
+            head, size = read_head(stream), path.stat().st_size
+    except Exception:  # noqa: BLE001,RUF100 - as above
+        return None
+    return FilePart(path.name, head.begin, head.end - head.begin) if size == head.end and not head.is_fortran else None
 
 
 def check_limits(error: OSError) -> None:

@@ -14,7 +14,7 @@ import os
 import tempfile
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,12 +24,13 @@ import numpy as np
 from bbgrap.doctor.cgroups import free_memory_bytes
 from bbgrap.errors import ExecutionError, RemoteProtocolError
 from bbgrap.graph.mapped_files import map_array
+from bbgrap.graph.onnx_weight_files import FilePart
 from bbgrap.graph.types import Array, DType, TensorType
 from bbgrap.graph.weights import digest_of
 from bbgrap.protocol.messages import WeightChunk
 from bbgrap.protocol.tensors import decode_array
 from bbgrap_agent.file_locks import lock, lock_at
-from bbgrap_agent.weight_files import check_limits, fault_of, weight_file
+from bbgrap_agent.weight_files import check_limits, fault_of, part_of, weight_file
 from bbgrap_agent.worker_settings import DEFAULT_CACHE_BYTES
 
 MAX_WEIGHT_BYTES = 16 << 30
@@ -79,7 +80,7 @@ class WeightStore:
 
         `free` returns the bytes of memory that can still be taken.
         """
-        self._directory = directory
+        self.directory = directory
         self._memory: OrderedDict[str, Array] = OrderedDict()
         self._memory_bytes = memory_bytes
         self._disk_bytes = disk_bytes
@@ -128,6 +129,12 @@ class WeightStore:
         if array is not None:
             self._keep(digest, array)
         return array
+
+    def parts(self, digests: Mapping[str, str]) -> dict[str, FilePart]:
+        """Return, by the same names, in which files of the `directory` weights are; those that are in memory only are left out."""
+        stored = {name: digest for name, digest in digests.items() if digest not in self._unsaved}
+        found = {name: part_of(weight_file(self.directory, digest)) for name, digest in stored.items()}
+        return {name: part for name, part in found.items() if part is not None}
 
     def add(self, chunk: WeightChunk) -> tuple[int, bool]:
         """Take a piece; return how many bytes are here now, and whether that is all.
@@ -213,7 +220,7 @@ class WeightStore:
         return since is not None
 
     def _read(self, digest: str) -> Array | None:
-        path = weight_file(self._directory, digest)
+        path = weight_file(self.directory, digest)
         if not path.exists():
             return None
         array = None if (fault := fault_of(path)) else self._stored(digest)
@@ -228,7 +235,7 @@ class WeightStore:
 
     def _is_cut(self, digest: str) -> bool:
         """Whether the file of a weight that is mapped was cut short meanwhile: reading it would end this process."""
-        path = weight_file(self._directory, digest)
+        path = weight_file(self.directory, digest)
         if digest in self._unsaved or not path.exists():  # removed is not damaged: what is mapped lives on
             return False
         return bool(fault_of(path, content=False))
@@ -236,7 +243,7 @@ class WeightStore:
     def _stored(self, digest: str) -> Array | None:
         """Return what a file holds; None if it is no array. What is large is pages that the system may take back and read again."""
         try:
-            with weight_file(self._directory, digest).open("rb") as stream:
+            with weight_file(self.directory, digest).open("rb") as stream:
                 is_large = os.fstat(stream.fileno()).st_size > SMALL_BYTES
                 array: Array = map_array(stream) if is_large else np.load(stream, allow_pickle=False)
         except OSError as error:
@@ -253,13 +260,13 @@ class WeightStore:
             return False
         draft: Path | None = None
         try:
-            descriptor, name = tempfile.mkstemp(".part", f"{digest}.", self._directory)
+            descriptor, name = tempfile.mkstemp(".part", f"{digest}.", self.directory)
             draft = Path(name)
             with os.fdopen(descriptor, "wb") as stream:
                 lock(descriptor)  # as long as it is written: another agent may take it for left
                 np.save(stream, array, allow_pickle=False)
                 size = stream.tell()
-                draft.replace(weight_file(self._directory, digest))
+                draft.replace(weight_file(self.directory, digest))
             self._room -= size
             if self._room <= 0:
                 self._make_room()
@@ -273,7 +280,7 @@ class WeightStore:
 
     def _make_room(self) -> None:
         files = []
-        for path in (*self._directory.glob("*.npy"), *self._directory.glob("*.part")):
+        for path in (*self.directory.glob("*.npy"), *self.directory.glob("*.part")):
             try:
                 files.append((path.stat().st_mtime, path.stat().st_size, path))
             except FileNotFoundError:

@@ -7,17 +7,34 @@ every deployment, so they are sent and kept once.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from bbgrap.graph.types import Array, DType, TensorType
 from bbgrap.runtime.joined_requests import JoinedInput
 from bbgrap.runtime.schedule import Schedule, reading_of
 
+_FILTER_AXES = 4
+"""Of the weights of a convolution over maps, `[outputs, inputs, height, width]`: onnxruntime has a layout of its own for these alone."""
+
 
 def packed_bytes(weights: Iterable[TensorType]) -> int:
     """Return the bytes of weights as kernels pack them: float16 as float32, for hardly a processor has kernels for it."""
     return sum(kind.nbytes * (2 if kind.dtype is DType.FLOAT16 else 1) for kind in weights)
+
+
+def bytes_while_loaded(weights: Collection[TensorType]) -> int:
+    """Return the bytes of the weights of a segment that are in memory once more at the worst moment of loading it.
+
+    Those of convolutions are laid out anew, and those of float16 are converted, all of them before the first is let go. All others are
+    packed one by one from the pages of their files, which kernels read here and there: the largest should be in memory.
+    """
+    copied = sum(kind.nbytes for kind in weights if kind.dtype is DType.FLOAT16 or (kind.dtype is DType.FLOAT and _has_maps(kind)))
+    return max(copied, max((kind.nbytes for kind in weights), default=0))
+
+
+def _has_maps(kind: TensorType) -> bool:
+    return kind.shape is not None and len(kind.shape) == _FILTER_AXES
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +67,11 @@ class SegmentModel:
         """Bytes of its weights, as kernels pack them."""
         return packed_bytes(ref.type for ref in self.weights.values())
 
+    @property
+    def bytes_while_loaded(self) -> int:
+        """Bytes of its weights that are in memory once more at the worst moment of loading it."""
+        return bytes_while_loaded([ref.type for ref in self.weights.values()])
+
 
 @dataclass(frozen=True, slots=True)
 class DeviceArtifacts:
@@ -74,8 +96,9 @@ class DeviceArtifacts:
 
     @property
     def loading_bytes(self) -> int:
-        """Bytes of its weights, and of those of the largest segment once more: they are copied while it is loaded."""
-        return self.weight_bytes + max((segment.weight_bytes for segment in self.segments), default=0)
+        """Bytes of its weights as kernels pack them, and the most that one segment has in memory once more while it is loaded."""
+        kinds = {ref.digest: ref.type for segment in self.segments for ref in segment.weights.values()}
+        return packed_bytes(kinds.values()) + max((segment.bytes_while_loaded for segment in self.segments), default=0)
 
 
 @dataclass(frozen=True)

@@ -57,8 +57,9 @@ def block_size() -> int | None:
 class SegmentCompiler:
     """Compiles one segment, for any choice of blocked inputs.
 
-    Invariants: `candidates` are the inputs that have whole blocks of channels, `hopeless` is true if no output has them either. Segments of
-    equal `key` and weights compile to the same, whatever the sizes of their moving axes.
+    Invariants: `candidates` are the inputs that have whole blocks of channels and are not only flattened, `hopeless` is true if there are
+    none, and no output has whole blocks either. Segments of equal `key` and weights compile to the same, whatever the sizes of their
+    moving axes.
     """
 
     def __init__(
@@ -77,7 +78,7 @@ class SegmentCompiler:
         self.name = name
         self.block = block
         self.front: Front = split_front(skeleton, shapes)
-        whole = {n for n, shape in self.front.maps.items() if shape[1] % block == 0}
+        whole = {n for n, shape in self.front.maps.items() if shape[1] % block == 0} - self.front.flattened
         self.hopeless = not whole
         self.candidates = frozenset(whole.intersection(self.front.inputs))
         self._data, self._crops = crops_to_pools(self.front.data)

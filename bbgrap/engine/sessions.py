@@ -90,6 +90,7 @@ def make_session(
     spinning: bool | int = True,
     optimize: bool = True,
     segment: bool = False,
+    folder: Path | None = None,
 ) -> ort.InferenceSession:
     """Load a model for running on the CPU.
 
@@ -101,11 +102,14 @@ def make_session(
         spinning: Whether idle helpers wait busily for the next operator (faster, burns a core); a number is for how many microseconds.
         optimize: Apply all of onnxruntime's optimisations; without, run the model as it is.
         segment: The model is part of one that was optimised before it was cut: what belongs to the whole is not tried again.
+        folder: Where the files are to which the bytes of a model refer.
 
     Raises:
         ModelError: if onnxruntime cannot load the model.
     """
     options = session_options(threads=threads, shared_pool=shared_pool, spinning=spinning)
+    if folder is not None:
+        options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(folder))
     level = ort.GraphOptimizationLevel
     options.graph_optimization_level = level.ORT_ENABLE_ALL if optimize else level.ORT_DISABLE_ALL
     return open_session(model, options, weights or {}, segments_without(model) if segment else (), share=not optimize)

@@ -44,6 +44,9 @@ class Patch:
     shape: Extents
 
 
+_FLATTENS = frozenset({"Flatten", "Reshape"})
+"""Operators that blocks of channels are of no use to."""
+
 _QUANTIZES = frozenset({"QuantizeLinear", "DynamicQuantizeLinear", "DynamicQuantizeMatMul"})
 
 
@@ -59,6 +62,8 @@ class Front:
     joined: Mapping[str, tuple[Patch, ...]]
     maps: Mapping[str, Extents]
     """Shapes of the inputs and outputs that have four axes and 32-bit floats."""
+    flattened: frozenset[str]
+    """The inputs among them that are only flattened."""
     moving: Mapping[str, frozenset[int]]
     """The axes of inputs and outputs that the model does not fix."""
     weights: frozenset[str]
@@ -117,9 +122,12 @@ def split_front(data: bytes, shapes: Mapping[str, Extents] = MappingProxyType({}
     refill(graph.node, rest)
     weights = [tensor for tensor in graph.initializer if tensor.name in live]
     refill(graph.initializer, weights)
-    maps = map_shapes(graph.output) | {name: extents[name] for name in inputs if name in extents}
+    readers = _readers(rest)
+    taken = {name: extents[name] for name in inputs if name in extents}
+    flattened = frozenset(name for name in taken if all(node.op_type in _FLATTENS for node in readers.get(name, ())))
     moving |= {name: frozenset().union(*(moving.get(patch.source, ()) for patch in patches)) for name, patches in joined.items()}
-    return Front(serialized(proto), inputs, joined, maps, moving, frozenset(t.name for t in weights if is_external(t)))
+    read = frozenset(tensor.name for tensor in weights if is_external(tensor))
+    return Front(serialized(proto), inputs, joined, map_shapes(graph.output) | taken, flattened, moving, read)
 
 
 def _has_range(nodes: Iterable[NodeProto]) -> bool:

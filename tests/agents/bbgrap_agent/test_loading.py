@@ -2,12 +2,15 @@
 
 import hashlib
 import sys
+import threading
+import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 from bbgrap_agent import loading
 from bbgrap_agent.loading import load
+from bbgrap_agent.weight_files import weight_file
 from bbgrap_agent.weights import WeightStore
 from onnx import TensorProto, helper
 
@@ -20,27 +23,78 @@ from bbgrap.runtime.schedule import BufferSpec, LocalRun, Schedule
 
 ROWS, SEGMENTS = 2048, 8
 TYPE = TensorType(DType.FLOAT, (ROWS, ROWS))
+counts_memory = pytest.mark.skipif(
+    sys.platform != "linux", reason="only Linux says what a process takes, and only glibc keeps what is freed"
+)
 
 
-def product(number: int) -> SegmentModel:
-    """Return a segment that multiplies by 16 MiB of weights: less than what the allocator takes from the system piece by piece."""
-    weight = np.full(TYPE.shape, number, np.float32)
-    tensor = TensorProto(name="w", data_type=TensorProto.FLOAT, dims=TYPE.shape, data_location=TensorProto.EXTERNAL)
+def product(number: int, wide: np.ndarray | None = None) -> SegmentModel:
+    """Return a segment that multiplies by 16 MiB of weights, or by those given: the allocator takes more of the system at once."""
+    weight = np.full(TYPE.shape, number, np.float32) if wide is None else wide
+    tensor = TensorProto(name="w", data_type=TensorProto.FLOAT, dims=weight.shape, data_location=TensorProto.EXTERNAL)
     for field, value in (("location", "weights"), ("offset", "0"), ("length", str(weight.nbytes))):
         entry = tensor.external_data.add()
         entry.key, entry.value = field, value
-    rows = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, ROWS]) for name in "xy"]
+    rows = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, size]) for name, size in zip("xy", weight.shape, strict=True)]
     graph = helper.make_graph([helper.make_node("MatMul", ["x", "w"], ["y"])], "product", rows[:1], rows[1:], [tensor])
     skeleton = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8).SerializeToString()
-    weights = {"w": WeightRef(digest_of(weight), TYPE)}
+    weights = {"w": WeightRef(digest_of(weight), TensorType(DType.FLOAT, weight.shape))}
     return SegmentModel(f"product {number}", hashlib.sha256(skeleton).hexdigest(), skeleton, ("x",), ("y",), weights)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux says what a process takes, and only glibc keeps what is freed")
-def test_copies_of_one_segment_at_a_time_are_in_memory(tmp_path, monkeypatch):
-    store, segments = WeightStore(tmp_path), tuple(product(number) for number in range(SEGMENTS))
+def stored(folder: Path, count: int) -> tuple[WeightStore, tuple[SegmentModel, ...]]:
+    """Return segments, and a store that has their weights on disk."""
+    store, segments = WeightStore(folder), tuple(product(number) for number in range(count))
     for number, segment in enumerate(segments):
         assert store._write(segment.weights["w"].digest, np.full(TYPE.shape, number, np.float32))
+    return store, segments
+
+
+def deploy(segments: tuple[SegmentModel, ...]) -> Deploy:
+    """Return a deployment that runs segments one after the other."""
+    sizes = (ROWS, *(ref.type.known_shape[1] for segment in segments for ref in segment.weights.values()))
+    buffers = tuple(BufferSpec("row", DType.FLOAT, (1, size)) for size in sizes)
+    steps = tuple(LocalRun(number, (number,), (number + 1,)) for number in range(len(segments)))
+    return Deploy(1, (), Schedule(0, 1, buffers, steps, (0,), (len(segments),)), segments)
+
+
+@counts_memory
+def test_weights_are_in_memory_once_while_they_are_packed(tmp_path):
+    store = WeightStore(tmp_path)
+    wide = np.ones((ROWS, 4 * ROWS), np.float32)
+    segment = product(0, wide)
+    assert store._write(segment.weights["w"].digest, wide)
+    before, most, is_over = taken(), 0, threading.Event()
+
+    def watch():
+        nonlocal most
+        while not is_over.is_set():
+            most = max(most, taken())
+            time.sleep(1e-3)
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    load(deploy((segment,)), store, 1, "127.0.0.1")
+    is_over.set()
+    watcher.join()
+    assert most - before < 1.5 * wide.nbytes
+
+
+def test_a_weight_whose_file_is_gone_meanwhile_is_given_from_memory(tmp_path, monkeypatch):
+    store, segments = stored(tmp_path, 1)
+    (digest,) = (ref.digest for ref in segments[0].weights.values())
+    found = store.parts({"w": digest})
+    assert found["w"].nbytes == TYPE.nbytes
+    monkeypatch.setattr(store, "parts", lambda digests: found)
+    assert store.get(digest) is not None
+    weight_file(tmp_path, digest).unlink()
+    loaded = load(deploy(segments), store, 1, "127.0.0.1")
+    assert np.array_equal(loaded.segments[0]([np.ones((1, ROWS), np.float32)])[0], np.zeros((1, ROWS)))
+
+
+@counts_memory
+def test_copies_of_one_segment_at_a_time_are_in_memory(tmp_path, monkeypatch):
+    store, segments = stored(tmp_path, SEGMENTS)
     sizes = [taken()]
 
     def made(*arguments, **options):
@@ -49,9 +103,7 @@ def test_copies_of_one_segment_at_a_time_are_in_memory(tmp_path, monkeypatch):
         return session
 
     monkeypatch.setattr(loading, "make_session", made)
-    buffers = tuple(BufferSpec("row", DType.FLOAT, (1, ROWS)) for _ in range(SEGMENTS + 1))
-    steps = tuple(LocalRun(number, (number,), (number + 1,)) for number in range(SEGMENTS))
-    load(Deploy(1, (), Schedule(0, 1, buffers, steps, (0,), (SEGMENTS,)), segments), store, 1, "127.0.0.1")
+    load(deploy(segments), store, 1, "127.0.0.1")
     assert max(sizes) - sizes[0] < (SEGMENTS + 4) * TYPE.nbytes
 
 

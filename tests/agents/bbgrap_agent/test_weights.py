@@ -343,3 +343,19 @@ def test_what_was_begun_and_does_not_go_on_takes_no_memory_for_ever(tmp_path, mo
     monkeypatch.setattr(weights.time, "monotonic", lambda: now)
     stored(store, weight(1))
     assert store.add(left[1]) == (0, False)
+
+
+def test_parts_of_files_are_told_where_they_hold_the_weight(tmp_path):
+    store = WeightStore(tmp_path)
+    kept, cut, gone, unsaved = (weight(seed, LARGE) for seed in range(4))
+    for array in (kept, cut, gone, unsaved):
+        for chunk in chunks(array, 1 << 20):
+            store.add(chunk)
+    os.truncate(store.directory / f"{digest_of(cut)}.npy", 100_000)
+    (store.directory / f"{digest_of(gone)}.npy").unlink()
+    store._unsaved.add(digest_of(unsaved))
+    found = store.parts({str(seed): digest_of(array) for seed, array in enumerate((kept, cut, gone, unsaved))})
+    assert found.keys() == {"0"}
+    content = (store.directory / found["0"].file).read_bytes()[found["0"].begin :]
+    assert len(content) == found["0"].nbytes
+    np.testing.assert_array_equal(np.frombuffer(content, np.float32), kept)

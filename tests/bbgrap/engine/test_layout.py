@@ -67,6 +67,14 @@ def test_inputs_and_outputs_are_blocked_in_memory():
         assert session.get_inputs()[0].shape == [1, 2 * BLOCK, 6, 5]
 
 
+def test_a_product_of_a_flattened_map_has_nothing_to_do_with_blocks():
+    builder = Builder("head", (1, 2 * BLOCK, 3, 3))
+    builder.dense(builder.flatten("input", "row"), "out", 8)
+    compiler = compiler_of(*segment(builder, "out"))
+    assert compiler.hopeless
+    assert not compiler.candidates
+
+
 @needs_blocks
 def test_a_crop_inside_is_the_same_crop_of_a_blocked_map():
     data, weights = cropped()
