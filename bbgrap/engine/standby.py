@@ -103,7 +103,7 @@ def _opened(path: Path, data: bytes, weights: Mapping[str, Array]) -> ort.Infere
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.add_session_config_entry("session.disable_prepacking", "1")  # hardly anything will be run
     try:
-        return open_session(data, options, weights)
+        return open_session(data, options, weights, share=True)
     except ModelError as refused:
         raise refusal(path, refused) from None
 

@@ -6,7 +6,7 @@ Law: nothing outside the directory of the model file, or of what that is a link 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from math import prod
 from pathlib import Path
 
@@ -26,6 +26,17 @@ def is_external(tensor: TensorProto) -> bool:
     return tensor.data_location == TensorProto.EXTERNAL
 
 
+def detach(tensor: TensorProto, nbytes: int, offset: int = 0, location: str = "weights") -> None:
+    """Replace the bytes of a tensor by a reference to a file; with the default place, whoever loads the model gives it by name."""
+    for content in ("raw_data", "float_data", "int32_data", "int64_data", "double_data", "uint64_data"):
+        tensor.ClearField(content)
+    del tensor.external_data[:]
+    tensor.data_location = TensorProto.EXTERNAL
+    for key, value in (("location", location), ("offset", str(offset)), ("length", str(nbytes))):
+        entry = tensor.external_data.add()
+        entry.key, entry.value = key, value
+
+
 def load_external(tensor: TensorProto, path: Path) -> None:
     """Take the bytes of a tensor into the protobuf."""
     if not is_external(tensor):
@@ -39,11 +50,16 @@ def load_external(tensor: TensorProto, path: Path) -> None:
     tensor.raw_data = content
 
 
-def check_external_files(path: Path, proto: onnx.ModelProto) -> tuple[str, ...]:
-    """Refuse weights that are kept outside the model's directory, before anything opens them; return the files, sorted."""
+def check_external_files(path: Path, proto: onnx.ModelProto, apart: Container[str]) -> tuple[str, ...]:
+    """Refuse weights that are kept outside the model's directory, before anything opens them; return the files, sorted.
+
+    Weights that were read `apart` are in none.
+    """
     files: set[str] = set()
     graphs = (proto.graph, *map(graph_of, proto.functions))
-    tensors = [t for graph in graphs for t in (*graph.initializer, *inner_tensors(graph), *_sparse_parts(graph))]
+    own = [t for t in proto.graph.initializer if t.name not in apart]
+    tensors = [*own, *(t for graph in graphs[1:] for t in graph.initializer)]
+    tensors += [t for graph in graphs for t in (*inner_tensors(graph), *_sparse_parts(graph))]
     used: Counter[str] = Counter()
     sizes: dict[str, int] = {}  # a file is looked at once, however many weights are in it
     for tensor in filter(is_external, tensors):

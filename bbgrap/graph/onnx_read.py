@@ -25,10 +25,11 @@ from onnx import TensorProto, numpy_helper
 
 from bbgrap.errors import ModelError
 from bbgrap.graph.onnx_computed import check_computed
-from bbgrap.graph.onnx_external import check_external_files, inner_tensors, is_external, load_external, mapped_external
+from bbgrap.graph.onnx_external import check_external_files, detach, inner_tensors, is_external, load_external, mapped_external
 from bbgrap.graph.onnx_head_sizes import rolling_windows, tell_head_sizes
 from bbgrap.graph.onnx_infer import infer_shapes
 from bbgrap.graph.onnx_limits import MAX_FILE_BYTES, check_limits, check_nodes, dtype_of
+from bbgrap.graph.onnx_parted import read_parted
 from bbgrap.graph.onnx_tidy import (
     copy_of,
     drop_unread,
@@ -141,7 +142,8 @@ def read_model(path: Path) -> OnnxModel:
         advice = "rename it" if sys.getfilesystemencoding() == "utf-8" else "rename it, or set PYTHONUTF8=1 if its name is right"
         raise ModelError(f"model '{path}': its path is no text in UTF-8, and onnxruntime opens no such files; {advice}") from None
     try:
-        proto = onnx.ModelProto.FromString(_content(path))
+        content, weights = _content(path)
+        proto = onnx.ModelProto.FromString(content)
     except (ProtobufError, MemoryError):
         raise ModelError(f"model '{path}': it is not an ONNX file, or it is cut short") from None
     if not proto.ir_version or not (proto.graph.node or proto.graph.output):
@@ -149,14 +151,14 @@ def read_model(path: Path) -> OnnxModel:
     _check_versions(path, proto)
     try:
         check_limits(proto)
-        files = check_external_files(path, proto)
+        files = check_external_files(path, proto, weights)
     except ModelError as error:
         raise ModelError(f"model '{path}': {error}") from None
     try:
         if proto.functions:
             proto = inlined(proto)
         check_nodes(proto.graph)
-        model = _handle(path.stem, proto, path)
+        model = _handle(path.stem, proto, path, weights)
         check_computed(model.proto)
         return replace(model, files=files)
     except ModelError as error:
@@ -167,8 +169,8 @@ def read_model(path: Path) -> OnnxModel:
         raise ModelError(f"model '{path}': {said}") from None
 
 
-def _content(path: Path) -> bytes:
-    """Return the bytes of a plain file: a pipe or a device might never end."""
+def _content(path: Path) -> tuple[bytes, Mapping[str, Array]]:
+    """Return the bytes of a plain file, its large weights apart: a pipe or a device might never end."""
     try:
         handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
         with open(handle, "rb") as stream:  # noqa: PTH123 - a descriptor
@@ -178,7 +180,7 @@ def _content(path: Path) -> bytes:
             if facts.st_size > MAX_FILE_BYTES:
                 kept = "keep its weights in a file beside it (onnx.save with save_as_external_data)"
                 raise ModelError(f"model '{path}': it has {facts.st_size} bytes, an ONNX file at most {MAX_FILE_BYTES}; {kept}")
-            return stream.read()
+            return read_parted(stream, facts.st_size)
     except (OSError, ValueError) as error:
         raise ModelError(f"model '{path}': cannot be read: {getattr(error, 'strerror', None) or error}") from None
 
@@ -217,7 +219,7 @@ def structure_fault(model: OnnxModel) -> str:
 
 def parse_model(data: bytes, directory: Path, name: str) -> OnnxModel:
     """Make a handle of a model that onnxruntime has just written, unchecked; `directory` holds the weights that it left out."""
-    return _handle(name, onnx.ModelProto.FromString(data), directory / "model")
+    return _handle(name, onnx.ModelProto.FromString(data), directory / "model", {})
 
 
 def array_of(tensor: TensorProto) -> Array:
@@ -227,24 +229,13 @@ def array_of(tensor: TensorProto) -> Array:
     return array
 
 
-def detach(tensor: TensorProto, nbytes: int, offset: int = 0, location: str = "weights") -> None:
-    """Replace the bytes of a tensor by a reference to a file; with the default place, whoever loads the model gives it by name."""
-    for content in ("raw_data", "float_data", "int32_data", "int64_data", "double_data", "uint64_data"):
-        tensor.ClearField(content)
-    del tensor.external_data[:]
-    tensor.data_location = TensorProto.EXTERNAL
-    for key, value in (("location", location), ("offset", str(offset)), ("length", str(nbytes))):
-        entry = tensor.external_data.add()
-        entry.key, entry.value = key, value
-
-
 def is_large(tensor: TensorProto) -> bool:
     """Whether a tensor is taken out of the protobuf: it has more than `INLINE_BYTES`, and numpy has such numbers."""
     dtype = dtype_of(tensor.data_type)
     return prod(tensor.dims) * dtype.itemsize > INLINE_BYTES and dtype is not DType.BFLOAT16
 
 
-def _handle(name: str, proto: onnx.ModelProto, path: Path) -> OnnxModel:
+def _handle(name: str, proto: onnx.ModelProto, path: Path, apart: Mapping[str, Array]) -> OnnxModel:
     for tensor in inner_tensors(proto.graph):
         load_external(tensor, path)
     for graph in graphs_of(proto.graph):
@@ -257,7 +248,9 @@ def _handle(name: str, proto: onnx.ModelProto, path: Path) -> OnnxModel:
     tell_head_sizes(proto.graph)
     weights: dict[str, Array] = {}
     for tensor in proto.graph.initializer:
-        if is_large(tensor):
+        if tensor.name in apart:
+            weights[tensor.name] = apart[tensor.name]
+        elif is_large(tensor):
             weights[tensor.name] = mapped_external(tensor, path) if is_external(tensor) else array_of(tensor)
             detach(tensor, weights[tensor.name].nbytes)
         else:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import onnx
 
-from bbgrap.graph.onnx_read import detach
+from bbgrap.graph.onnx_external import detach
 from bbgrap.graph.onnx_tidy import serialized
 
 

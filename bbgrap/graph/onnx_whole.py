@@ -8,7 +8,8 @@ import onnx
 from onnx import AttributeProto, NodeProto
 
 from bbgrap.errors import ModelError
-from bbgrap.graph.onnx_read import OnnxModel, array_of, detach, is_large
+from bbgrap.graph.onnx_external import detach
+from bbgrap.graph.onnx_read import OnnxModel, array_of, is_large
 from bbgrap.graph.onnx_subnormal import flushed_weights
 from bbgrap.graph.onnx_tidy import copy_of, refill, serialized
 from bbgrap.graph.types import Array

@@ -16,7 +16,8 @@ import onnx
 from onnx import AttributeProto, NodeProto, TensorProto, ValueInfoProto, numpy_helper
 
 from bbgrap.errors import ModelError
-from bbgrap.graph.onnx_read import INLINE_BYTES, LEAST_IR_VERSION, detach
+from bbgrap.graph.onnx_external import detach
+from bbgrap.graph.onnx_read import INLINE_BYTES, LEAST_IR_VERSION
 from bbgrap.graph.onnx_types import UNKNOWN, declare
 from bbgrap.graph.types import STORABLE, Array, Attribute, DType, Graph, LongList, Node, Subgraph, TensorType, Weight
 
