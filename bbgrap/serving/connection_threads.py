@@ -5,7 +5,7 @@
                   └──── anything else: what was read goes back to the event loop, with the connection
 
 Laws: what a thread does not answer, the event loop does, with every byte of it; a connection belongs to one of the two at a time; a
-thread's memory for bodies is used again only after a request that was answered.
+thread's memory for bodies is used again only after a request that was answered; an answer that nobody takes keeps no request out.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import socket
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, replace
 from functools import partial
 from http import HTTPStatus
 
@@ -44,6 +45,16 @@ Common = Callable[[], Sequence[tuple[bytes, bytes]]]
 
 class _EndedError(Exception):
     """The connection has ended, or is to be ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """What a client gets, and whether the connection ends behind it."""
+
+    status: HTTPStatus
+    parts: Sequence[BodyBytes]
+    headers: Mapping[str, str]
+    is_last: bool = False
 
 
 class ConnectionThreads:
@@ -143,12 +154,18 @@ class ConnectionThread:
                 return read
             try:
                 with self._gateway.admitted():
-                    read = self._answer(head, model, read[len(text) :])
+                    answer = self._answer(head, model, read[len(text) :])
+                    self._gateway.count_unsent(1)
             except RefusedError:  # it was not let in, and nothing more was read
                 return read
-            if self.is_ending:
+            try:
+                self._send(answer)
+            finally:
+                self._gateway.count_unsent(-1)
+            if answer.is_last or self.is_ending:
                 raise _EndedError
-            read = read or self._more_of_head()
+            self.answered += 1
+            read = read[len(text) + head.length :] or self._more_of_head()
 
     def _more_of_head(self) -> bytes:
         """Wait for the next bytes of a head, of which nothing or a part is here: a server that ends does not wait for them."""
@@ -181,27 +198,23 @@ class ConnectionThread:
             return None
         return model if self._gateway.runs_at_once(model) else None
 
-    def _answer(self, head: RequestHead, model: ServedModel, read: bytes) -> bytes:
-        """Answer a request; return what was read behind it."""
+    def _answer(self, head: RequestHead, model: ServedModel, read: bytes) -> _Answer:
+        """Return what a request gets, of whose body the first bytes may have been read."""
         try:
             body = self._body(head.length, read)
         except TimeoutError:
-            slow = RefusedError(Refusal.SLOW_BODY, f"body: nothing of it came for {BODY_S:g} s")
-            self._refuse(slow, {"connection": "close"})
-            raise _EndedError from None
+            slow = _refusal(RefusedError(Refusal.SLOW_BODY, f"body: nothing of it came for {BODY_S:g} s"))
+            return replace(slow, headers={**slow.headers, "connection": "close"}, is_last=True)
         try:
             parts, headers = self._infer(head, model, body)
         except Exception as error:  # whatever it is, its sender gets an answer
             self._memory = memoryview(b"")  # what was given up may still be on its way
             if self._has_gone():
                 raise _EndedError from None
-            self._refuse(refusal_of(error), {})
-        else:
-            self._send(HTTPStatus.OK, parts, headers)
-        self.answered += 1
+            return _refusal(refusal_of(error))
         if len(self._memory) > _KEPT_BYTES:
             self._memory = memoryview(b"")
-        return read[head.length :]
+        return _Answer(HTTPStatus.OK, parts, headers)
 
     def _body(self, length: int, read: bytes) -> memoryview:
         """Receive a body, of which the first bytes may have been read."""
@@ -230,19 +243,20 @@ class ConnectionThread:
     def _has_gone(self) -> bool:
         return bool(self._looking.poll(0))
 
-    def _refuse(self, error: RefusedError, more: Mapping[str, str]) -> None:
-        body, status, headers = refused(error)
-        self._send(HTTPStatus(status), [body], {**headers, **more})
-
-    def _send(self, status: HTTPStatus, parts: Sequence[BodyBytes], headers: Mapping[str, str]) -> None:
-        lines = [b"HTTP/1.1 %d %s" % (status, status.phrase.encode())]
+    def _send(self, answer: _Answer) -> None:
+        lines = [b"HTTP/1.1 %d %s" % (answer.status, answer.status.phrase.encode())]
         lines += [b"%s: %s" % pair for pair in self._common()]
-        lines += [f"{name}: {value}".encode("latin-1") for name, value in headers.items()]
-        lines += [b"content-length: %d" % sum(map(len, parts)), b"", b""]
-        rest = [memoryview(part) for part in (b"\r\n".join(lines), *parts) if len(part)]
+        lines += [f"{name}: {value}".encode("latin-1") for name, value in answer.headers.items()]
+        lines += [b"content-length: %d" % sum(map(len, answer.parts)), b"", b""]
+        rest = [memoryview(part) for part in (b"\r\n".join(lines), *answer.parts) if len(part)]
         while rest:
             sent = self._socket.sendmsg(rest[:_MOST_PARTS])
             while rest and sent >= len(rest[0]):
                 sent -= len(rest.pop(0))
             if rest:
                 rest[0] = rest[0][sent:]
+
+
+def _refusal(error: RefusedError) -> _Answer:
+    body, status, headers = refused(error)
+    return _Answer(HTTPStatus(status), [body], headers)

@@ -77,7 +77,7 @@ class Inference(Generic[R]):
 class Gateway:
     """A server's requests.
 
-    Invariants: `in_flight` counts those that were let in and have not ended, `unsent` the answers to them that gRPC still sends.
+    Invariants: `in_flight` counts those that were let in and have not ended, `unsent` the answers to them that are still sent.
     What is not asynchronous any thread may call.
     """
 
@@ -169,6 +169,11 @@ class Gateway:
         finally:
             with self._lock:
                 self.in_flight -= 1
+
+    def count_unsent(self, by: int) -> None:
+        """Count an answer whose client has not taken all of it: it takes nobody's place, but a server that stops waits for it."""
+        with self._lock:
+            self.unsent += by
 
     async def infer(self, model: ServedModel, work: Inference[R]) -> R:
         """Return the answer to a request that was let in.

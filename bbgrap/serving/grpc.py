@@ -166,13 +166,9 @@ class _Calls:
             sent = dict(context.invocation_metadata() or ())
             answer = partial(_response, model, asked)
             answered = await self._gateway.infer(model, Inference(asked, answer, str(sent.get("traceparent", ""))))
-        # From here on it takes nobody's place; but a server that stops waits until its client has it.
-        self._gateway.unsent += 1
-        context.add_done_callback(self._count_sent)
+        self._gateway.count_unsent(1)
+        context.add_done_callback(lambda _: self._gateway.count_unsent(-1))
         return answered
-
-    def _count_sent(self, _: object) -> None:
-        self._gateway.unsent -= 1
 
     def _model(self, request: Any) -> ServedModel:  # noqa: ANN401
         return self._repository.get(request.name, request.version)

@@ -14,6 +14,7 @@ import pytest
 from bbgrap.serving.request_head import plain_head
 from tests.serving.clients import JSON_LENGTH, binary_body
 from tests.serving.conftest import serving
+from tests.waiting import until
 
 ROWS = 40_000
 """So many take several packets."""
@@ -193,3 +194,22 @@ def test_memory_is_taken_as_a_body_comes(cluster, models, tmp_path):
         assert http.json("GET", "/v2/health/ready")[0] == 200
         time.sleep(0.5)
         assert process.memory_info().rss - before < 100 << 20
+
+
+@pytest.mark.cluster
+def test_clients_that_do_not_take_their_answers_keep_nobody_out(cluster, models, tmp_path):
+    """As programs that were stopped: all others were told for 75 s that too many requests are in flight."""
+    many = 1 << 20  # rows, of 16 bytes: more than sockets hold
+    with serving(cluster.address, models, tmp_path / "log", "--max-in-flight", "2") as server, ExitStack() as opened:
+        stopped = [opened.enter_context(connection_to(server)) for _ in range(2)]
+        for connection, _ in stopped:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 18)
+            connection.sendall(infer(many))
+        with server.http() as http:
+            until(lambda: http.json("GET", "/v2/models/rows/stats")[1]["model_stats"][0]["inference_count"] == 2)
+        with connection_to(server) as (connection, stream):
+            connection.sendall(infer(3))
+            assert rows_of(answer(stream)) == 3
+        server.process.terminate()
+        assert [rows_of(answer(stream)) for _, stream in stopped] == [many, many]  # a server that stops waits for them
+        assert server.process.wait(30) == 0
