@@ -16,16 +16,21 @@ from google.protobuf.message import DecodeError
 
 from bbgrap.errors import UsageError
 from bbgrap.graph.types import Array
+from bbgrap.serving.connection_threads import IDLE_S
 from bbgrap.serving.datatypes import BodyBytes, check_shape, datatype_of_array, to_bytes
 from bbgrap.serving.gateway import Gateway, Inference
 from bbgrap.serving.grpc_schema import SERVICE, message
 from bbgrap.serving.http import BODY_S, server_metadata
 from bbgrap.serving.infer_request import MAX_TENSORS, InferRequest, InputTensor, RequestedOutput, part_of, refuse_parameters, timeout_of
+from bbgrap.serving.listening import most_descriptors
 from bbgrap.serving.model import ServedModel
 from bbgrap.serving.refusals import Refusal, RefusedError, malformed, refusal_of
 
 _BESIDE = 64
 """Calls at once beyond those in flight: questions for readiness must be answered when all places are taken."""
+
+_GREETING_S = 5.0
+"""How long a connection may say nothing of HTTP/2 at first; grpc's default is 120 s. Chosen: some round trips, with losses."""
 
 _MOST_REASON = 1024
 """Bytes of a reason; escaped they are up to three times as many."""
@@ -54,6 +59,10 @@ async def start_grpc(gateway: Gateway, address: str) -> tuple[grpc.aio.Server, i
     """
     server = grpc.aio.server(
         options=[
+            ("grpc.max_allowed_incoming_connections", most_descriptors() // 2),  # of HTTP's, too, which must go on beside them
+            ("grpc.max_connection_idle_ms", round(IDLE_S * 1000)),  # whose call is under way when it ends sends it again by itself
+            ("grpc.server_handshake_timeout_ms", round(_GREETING_S * 1000)),
+            ("grpc.keepalive_time_ms", round(IDLE_S * 1000)),  # else who was stopped or cut off has its call and its answer kept for hours
             ("grpc.max_receive_message_length", gateway.limits.body_bytes),
             ("grpc.max_send_message_length", -1),
             ("grpc.so_reuseport", 0),  # two servers at one port would share its clients by chance

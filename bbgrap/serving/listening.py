@@ -57,7 +57,7 @@ class HttpListener(socket.socket):
                 time.sleep(_WAIT_S)
             raise BlockingIOError(errno.EAGAIN, "it waits") from None
         # Systems give the lowest number that is free, so as many are open at least: of those that were just taken nobody else knows yet.
-        self._is_full = max(connection.fileno(), self.count()) >= _most()
+        self._is_full = max(connection.fileno(), self.count()) >= most_descriptors()
         if self._is_full and self.end_silent():
             self._tell("")
         return connection, address
@@ -69,12 +69,12 @@ class HttpListener(socket.socket):
             why = f"; the system says: {reason}" if reason else ""
             _log.warning(
                 "many connections: beyond %d descriptors those silent for longest are ended; the system grants %d (ulimit -Hn)%s",
-                _most(),
+                most_descriptors(),
                 granted_descriptors(),
                 why,
             )
 
 
-def _most() -> int:
+def most_descriptors() -> int:
     """Return beyond how many descriptors of this process connections have to go: others are for answers, files and the coordinator."""
     return min(MOST_OPEN, granted_descriptors() // 2)

@@ -1,6 +1,8 @@
 """The protocol over gRPC, from a real process on a real cluster."""
 
 import asyncio
+import socket
+from contextlib import ExitStack, suppress
 
 import grpc
 import numpy as np
@@ -157,3 +159,45 @@ def test_a_message_that_does_not_come_is_not_waited_for(monkeypatch):
 
     error = asyncio.run(ask())
     assert (error.code(), "the message did not come within 0.2 s" in error.details()) == (grpc.StatusCode.DEADLINE_EXCEEDED, True)
+
+
+@pytest.mark.parametrize("begun", [b"", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])])
+def test_connections_that_ask_nothing_are_few_and_end(monkeypatch, begun):
+    """They took all descriptors, and HTTP beside had none either for as long as they stayed."""
+    most = 16
+    for name, value in (("most_descriptors", lambda: 2 * most), ("_GREETING_S", 0.5), ("IDLE_S", 0.5)):
+        monkeypatch.setitem(start_grpc.__globals__, name, value)
+
+    def is_open(connection):
+        try:
+            while connection.recv(1 << 16):
+                pass
+        except BlockingIOError:
+            return True
+        except OSError:
+            pass
+        return False
+
+    async def ask():
+        server, port = await start_grpc(Gateway(None, Repository({}, None, lambda _: None), Limits()), "127.0.0.1:0")
+        try:
+            with ExitStack() as opened:
+                silent = [opened.enter_context(socket.create_connection(("127.0.0.1", port))) for _ in range(3 * most)]
+                for connection in silent:
+                    with suppress(OSError):
+                        connection.sendall(begun)
+                    connection.setblocking(False)
+                async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+                    live = channel.unary_unary(f"/{SERVICE}/ServerLive")
+                    await asyncio.sleep(0.2)
+                    before = sum(map(is_open, silent))
+                    answer = await live(b"", timeout=30, wait_for_ready=True)
+                    while any(map(is_open, silent)):
+                        await asyncio.sleep(0.05)
+                    assert answer == await live(b"", timeout=30)  # its own connection was idle as long, and is made anew
+                return before
+        finally:
+            await server.stop(None)
+
+    before = asyncio.run(asyncio.wait_for(ask(), 30))
+    assert before <= most

@@ -53,7 +53,7 @@ def test_a_low_number_does_not_mean_that_there_are_few(listener):
     ended = []
     listener.end_silent = lambda: not ended.append(None)
     listener.setblocking(True)
-    for count, expected in ((listening._most() - 1, 0), (listening._most(), 1)):
+    for count, expected in ((listening.most_descriptors() - 1, 0), (listening.most_descriptors(), 1)):
         listener.count = lambda count=count: count
         with socket.create_connection(listener.getsockname(), 5):
             listener.accept()[0].close()
