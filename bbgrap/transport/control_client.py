@@ -15,10 +15,13 @@ from bbgrap.protocol.messages import BytesLike
 from bbgrap.transport import frame_pieces
 from bbgrap.transport.channel import Channel, open_channel
 from bbgrap.transport.control_sockets import SESSION_BYTES, is_ipv6, read_monitor, set_limits, why_unknown
+from bbgrap.transport.host_addresses import HostAddresses
 from bbgrap.transport.locks import CLOSED, FAILED, ClientLock, FindLock, no_lock, refusal, was_closed
 
 _TRIES = zmq.EVENT_CONNECTED | zmq.EVENT_CONNECT_DELAYED | zmq.EVENT_CONNECT_RETRIED
 """One of these is told as soon as the name of the host has been looked up, or could not be."""
+_CONNECT_S = 1.0
+"""How long an address of a named host may take no connection: the host may have others. The kernel repeats its first packet then, too."""
 
 
 class ControlClient:
@@ -49,6 +52,7 @@ class ControlClient:
         self._closed_before_sure = closed_before_sure
         self.lock: ClientLock | None = find_lock()
         self.address = address
+        self._addresses = HostAddresses(address)
         self.channel: Channel | None = None
         self._broken = False
         self.socket = self._open()
@@ -74,12 +78,14 @@ class ControlClient:
         if self.lock is not None:
             self.lock.set_on(socket)
         socket.ipv6 = is_ipv6(self.address)
+        if self._addresses.is_name:
+            socket.connect_timeout = round(_CONNECT_S * 1000)
         socket.reconnect_ivl = 100
         socket.reconnect_ivl_max = 400  # else it comes seconds after its coordinator
         self._failures, self._refused, self._has_tried = 0, "", False
         self._monitor = socket.get_monitor_socket(FAILED | zmq.EVENT_DISCONNECTED | _TRIES)
         try:
-            socket.connect(self.address)
+            socket.connect(self._addresses.current)
         except zmq.ZMQError as error:
             self._close(socket, 0)
             raise UsageError(f"address '{self.address}': expected tcp://HOST:PORT: {error.strerror}") from error
@@ -115,8 +121,16 @@ class ControlClient:
             self._has_tried = True
             self._broken = self._broken or event == zmq.EVENT_DISCONNECTED
             self._failures += was_closed(event, value)
+            if event == zmq.EVENT_CONNECT_RETRIED:
+                self._addresses.failed()
+            elif event == zmq.EVENT_CONNECTED:
+                self._addresses.succeeded()
             why = refusal(self.lock, self.address, event, value, closed=self._failures >= self._closed_before_sure)
             self._refused = self._refused or why
+        before = self._addresses.current
+        if self._addresses.move_on():
+            self.socket.disconnect(before)
+            self.socket.connect(self._addresses.current)
 
     def has_new_lock(self) -> bool:
         """Whether the keys are others than those of this connection: a token was replaced."""
