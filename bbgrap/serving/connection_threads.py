@@ -32,7 +32,7 @@ from bbgrap.serving.refusals import Refusal, RefusedError, refusal_of
 from bbgrap.serving.request_head import END, MOST_BYTES, RequestHead, may_be_inference, plain_head
 
 IDLE_S = 75.0
-"""How long a connection may wait for its next request, or for its client to take an answer; as uvicorn's here."""
+"""How long a connection may wait for its next request, or for its client to take an answer. Chosen."""
 
 _KEPT_BYTES = 64 << 20
 """Of a thread's memory for bodies: more is taken anew each time. Chosen: above 100 pictures of 224 x 224."""

@@ -20,7 +20,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from bbgrap.errors import UsageError
 from bbgrap.own_process import stop_signals
 from bbgrap.protocol.addresses import split_address
-from bbgrap.serving.connection_threads import ConnectionThread, ConnectionThreads
+from bbgrap.serving.connection_threads import IDLE_S, ConnectionThread, ConnectionThreads
 from bbgrap.serving.gateway import Gateway, ended
 from bbgrap.serving.host_check import HostCheck
 from bbgrap.serving.http import make_app
@@ -65,6 +65,8 @@ class _Protocol(HttpToolsProtocol):
         """Whether all requests that began have come to their ends."""
         self._is_for_threads = True
         """Whether a thread has answered something, or was never asked."""
+        self._taking: asyncio.TimerHandle | None = None
+        """Looks whether an answer is taken that its client does not take at once."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's
         """Begin."""
@@ -74,12 +76,38 @@ class _Protocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """End."""
         self._spoken.pop(self, None)
+        self._stop_looking()
         super().connection_lost(exc)
 
     @property
     def is_silent(self) -> bool:
         """Whether there is no request that it waits for; threads look after theirs."""
-        return self._thread is None and getattr(self.cycle, "response_complete", True)
+        return self._thread is None and self._taking is None and getattr(self.cycle, "response_complete", True)
+
+    def pause_writing(self) -> None:
+        """An answer is longer than what its client takes at once; one that takes nothing of it is not waited for, closed or not."""
+        super().pause_writing()
+        self._look_again(self.transport.get_write_buffer_size())
+
+    def resume_writing(self) -> None:
+        """Almost all of it is taken."""
+        self._stop_looking()
+        super().resume_writing()
+
+    def _look_again(self, left: int) -> None:
+        self._taking = self.loop.call_later(IDLE_S, self._end_unless_taken, left)
+
+    def _end_unless_taken(self, before: int) -> None:
+        left = self.transport.get_write_buffer_size()
+        if left < before:
+            self._look_again(left)
+        else:
+            self.transport.abort()
+
+    def _stop_looking(self) -> None:
+        if self._taking is not None:
+            self._taking.cancel()
+            self._taking = None
 
     def on_message_begin(self) -> None:
         """A request begins."""
@@ -216,7 +244,7 @@ async def serve(
         log_config=None,
         access_log=False,
         lifespan="off",
-        timeout_keep_alive=75,
+        timeout_keep_alive=round(IDLE_S),
         timeout_graceful_shutdown=int(_GRACE_S),  # for who does not read an answer
         http=cast("type[asyncio.Protocol]", partial(_Protocol, ConnectionThreads(gateway, named), spoken)),
         ws="none",

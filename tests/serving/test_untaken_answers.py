@@ -1,0 +1,59 @@
+"""Clients that do not take an answer of the event loop, as programs that were stopped."""
+
+import asyncio
+import os
+import signal
+import socket
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+
+import pytest
+from starlette.responses import Response
+from starlette.routing import Route
+
+from bbgrap.serving.gateway import Gateway, Limits
+from bbgrap.serving.repository import Repository
+from bbgrap.serving.server import listen, serve
+
+pytestmark = pytest.mark.cluster
+
+LARGE = 24 << 20
+"""Bytes: more than sockets hold."""
+
+
+def served_to(cluster, client):
+    """Serve a large answer, and return what a client makes of it, with its port."""
+
+    def begin(*_):
+        future = pool.submit(client, listening.getsockname()[1])
+        future.add_done_callback(lambda _: os.kill(os.getpid(), signal.SIGTERM))
+        futures.append(future)
+
+    listening, futures = listen("--http", "127.0.0.1:0"), []
+    gateway = Gateway(cluster.connection, Repository({}, None, lambda _: None), Limits())
+    large = Route("/large", lambda _: Response(bytes(LARGE)))
+    with ThreadPoolExecutor(1) as pool:
+        asyncio.run(serve(gateway, listening, "", begin, [large]))
+        return futures[0].result()
+
+
+@pytest.mark.parametrize("connection", ["keep-alive", "close"])
+@pytest.mark.parametrize("is_slow", [True, False])
+def test_who_takes_nothing_is_not_waited_for_and_who_is_slow_gets_all(cluster, monkeypatch, connection, is_slow):
+    monkeypatch.setitem(serve.__globals__, "IDLE_S", 0.5)
+
+    def client(port):
+        with socket.create_connection(("127.0.0.1", port), 20) as asking:
+            asking.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 17)  # else what was taken is told in steps of megabytes
+            asking.sendall(f"GET /large HTTP/1.1\r\nHost: localhost\r\nConnection: {connection}\r\n\r\n".encode())
+            got, until = 0, time.monotonic() + 2
+            while time.monotonic() < until:
+                time.sleep(0.02)
+                got += len(asking.recv(1 << 19)) if is_slow else 0
+            with suppress(OSError):
+                while got <= LARGE and (more := asking.recv(1 << 20)):
+                    got += len(more)
+            return got
+
+    assert (served_to(cluster, client) > LARGE) == is_slow
