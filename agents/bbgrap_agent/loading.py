@@ -13,11 +13,12 @@ import numpy as np
 from bbgrap.compiler.artifacts import SegmentModel
 from bbgrap.engine.layout import SegmentCompiler
 from bbgrap.engine.session_call import caller, ending_after
-from bbgrap.engine.sessions import give_back_freed, make_session
+from bbgrap.engine.sessions import make_session
 from bbgrap.errors import BbgrapError, ModelError
 from bbgrap.graph.onnx_layout import Boundary
 from bbgrap.graph.onnx_weight_files import with_files
 from bbgrap.graph.types import Array
+from bbgrap.own_process import give_back_freed
 from bbgrap.protocol.messages import Deploy, Peer
 from bbgrap.runtime.execution import SlicePlan
 from bbgrap.runtime.schedule import LocalRun, reading_of

@@ -9,10 +9,8 @@ processes that belong to us (agents), and off by default.
 
 from __future__ import annotations
 
-import ctypes
 import os
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -24,6 +22,7 @@ from bbgrap.errors import ModelError, shortened
 from bbgrap.graph.onnx_io import write_graph
 from bbgrap.graph.onnx_types import type_named
 from bbgrap.graph.types import STORABLE, Array, DType, Graph, Node, TensorType
+from bbgrap.own_process import give_back_freed
 
 _InferenceSession = ort.InferenceSession
 """onnxruntime's own, whatever `bbgrap exec` puts into its place afterwards."""
@@ -216,12 +215,6 @@ def give_back_arena() -> None:
     options.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")  # done when a run ends
     _idle_session().run(None, {"x": np.zeros(1, np.float32)}, options)
     give_back_freed()
-
-
-def give_back_freed() -> None:
-    """Give the system what was freed: glibc keeps it, after loading as much again as the weights (measured: 490 MB of AlexNet's 1,070)."""
-    with suppress(AttributeError, OSError, TypeError):  # other systems have no such function, or none that is found so
-        ctypes.CDLL(None).malloc_trim(0)
 
 
 @cache

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 from bbgrap.errors import BbgrapError
 from bbgrap.graph.types import Array
+from bbgrap.own_process import give_back_freed
 from bbgrap.protocol.client_messages import ListNodes, Nodes
 from bbgrap.serving.batching import Batcher
 from bbgrap.serving.infer_request import InferRequest
@@ -43,6 +44,9 @@ DEADLINE_S = 300.0
 
 _LOOK_EVERY_S, _SILENT_S = 1.0, 2.0
 """How often the coordinator is asked whether it is there, and after how long without an answer it is away."""
+
+_GIVES_BACK_EVERY = 60
+"""After so many looks at which nothing had come since the one before, and after the first, what was freed is given back to the system."""
 
 _PATIENCE_S = 10.0
 """So long requests that run wait for a coordinator that is away: one that is started anew goes on with them."""
@@ -77,7 +81,8 @@ class Inference(Generic[R]):
 class Gateway:
     """A server's requests.
 
-    Invariants: `in_flight` counts those that were let in and have not ended, `unsent` the answers to them that are still sent.
+    Invariants: `in_flight` counts those that were let in and have not ended, `unsent` the answers to them that are still sent,
+    `_come` all of them.
     What is not asynchronous any thread may call.
     """
 
@@ -88,6 +93,7 @@ class Gateway:
         self.tracing = tracing or Tracing()
         self.in_flight = 0
         self.unsent = 0
+        self._come = 0
         self._lock = threading.Lock()
         self.is_loaded = False
         """Whether the models of the start have been looked at."""
@@ -120,6 +126,16 @@ class Gateway:
             except (BbgrapError, CallFailedError, StoppedError, TimeoutError) as error:
                 self._note_away(str(error) or f"the coordinator at {self.connection.address} does not answer")
             await asyncio.sleep(_LOOK_EVERY_S)
+
+    async def tidy(self) -> None:
+        """Keep giving back what was freed while nothing goes on: after large answers glibc keeps several times what they took."""
+        quiet, come = 0, self._come
+        while True:
+            await asyncio.sleep(_LOOK_EVERY_S)
+            quiet = quiet + 1 if come == self._come and not self.in_flight else 0
+            come = self._come
+            if quiet % _GIVES_BACK_EVERY == 1:
+                await self.beside(give_back_freed)
 
     def _note_away(self, why: str) -> None:
         if why != self._away and not self.is_draining:
@@ -164,6 +180,7 @@ class Gateway:
             if self.in_flight >= self.limits.in_flight:
                 raise RefusedError(Refusal.BUSY, f"{self.in_flight} requests are in flight, no more are taken (--max-in-flight)")
             self.in_flight += 1
+            self._come += 1
         try:
             yield
         finally:

@@ -254,9 +254,10 @@ async def serve(
     stop = asyncio.Event()
     with _stopping(stop, asyncio.get_running_loop()):
         watching = asyncio.ensure_future(gateway.watch())
+        tidying = asyncio.ensure_future(gateway.tidy())
         serving = asyncio.ensure_future(http.serve([listening]))
         loading = asyncio.ensure_future(_load(gateway, lambda: on_ready(url_of(listening), rpc_address)))
-        for task in (watching, serving, loading):
+        for task in (watching, tidying, serving, loading):
             task.add_done_callback(lambda task: stop.set() if task.cancelled() or task.exception() else None)
         try:
             await stop.wait()
@@ -268,6 +269,7 @@ async def serve(
             http.should_exit = True
             await asyncio.wait([serving])
             await ended(watching)
+            await ended(tidying)
             await ended(loading)
             gateway.close()
         await serving

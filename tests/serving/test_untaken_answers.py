@@ -4,10 +4,12 @@ import asyncio
 import os
 import signal
 import socket
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 
+import psutil
 import pytest
 from starlette.responses import Response
 from starlette.routing import Route
@@ -15,6 +17,9 @@ from starlette.routing import Route
 from bbgrap.serving.gateway import Gateway, Limits
 from bbgrap.serving.repository import Repository
 from bbgrap.serving.server import listen, serve
+from tests.serving.conftest import serving
+from tests.serving.test_connection_threads import connection_to, infer
+from tests.waiting import until
 
 pytestmark = pytest.mark.cluster
 
@@ -57,3 +62,26 @@ def test_who_takes_nothing_is_not_waited_for_and_who_is_slow_gets_all(cluster, m
             return got
 
     assert (served_to(cluster, client) > LARGE) == is_slow
+
+
+def own_bytes(process):
+    """What a process has, but for what it shares with the coordinator."""
+    taken = process.memory_info()
+    return taken.rss - taken.shared
+
+
+@pytest.mark.broad
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems' libraries keep less")
+def test_the_memory_of_answers_is_given_back(cluster, models, tmp_path):
+    """A crowd of them left most of its memory behind, several crowds a multiple of it, for good."""
+    with serving(cluster.address, models, tmp_path / "log") as server:
+        process = psutil.Process(server.process.pid)
+        before = own_bytes(process)
+        for _ in range(2):
+            with ExitStack() as opened:
+                for _ in range(20):
+                    asking, _ = opened.enter_context(connection_to(server))
+                    asking.sendall(infer(1 << 20, "Connection: close"))
+                    assert asking.recv(1 << 10)
+                assert own_bytes(process) - before > 200 << 20
+        until(lambda: own_bytes(process) - before < 100 << 20, 20, lambda: f"{(own_bytes(process) - before) >> 20} MiB more")
