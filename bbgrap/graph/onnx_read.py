@@ -28,6 +28,7 @@ from bbgrap.graph.onnx_computed import check_computed
 from bbgrap.graph.onnx_external import check_external_files, detach, inner_tensors, is_external, load_external, mapped_external
 from bbgrap.graph.onnx_head_sizes import rolling_windows, tell_head_sizes
 from bbgrap.graph.onnx_infer import infer_shapes
+from bbgrap.graph.onnx_lengths import rename_lengths
 from bbgrap.graph.onnx_limits import MAX_FILE_BYTES, check_limits, check_nodes, dtype_of
 from bbgrap.graph.onnx_parted import read_parted
 from bbgrap.graph.onnx_tidy import (
@@ -245,6 +246,7 @@ def _handle(name: str, proto: onnx.ModelProto, path: Path, apart: Mapping[str, A
     name_standard_domain(proto)
     leave_out_single_splits(proto.graph)
     drop_unread(proto.graph)
+    rename_lengths(proto.graph)
     tell_head_sizes(proto.graph)
     weights: dict[str, Array] = {}
     for tensor in proto.graph.initializer:
