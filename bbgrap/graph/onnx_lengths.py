@@ -1,9 +1,9 @@
 """Lengths that onnxruntime has written beside products, under names that it would take again.
 
-One operator of a product and its bias wants rows, so onnxruntime writes what these come from and what they become. It (1.32) looks for names
-that no *node* has, and refuses a model that has a weight of such a name: what it wrote itself, once there is one more product to join. That
-is so of files that it has optimised with free sizes, which a request tells, and of float16, where it is asked twice. One of the files that
-import onnx (see `onnx_io`).
+One operator of a product and its bias wants rows, so onnxruntime writes what these come from and what they become. It (1.32) looks for
+names that no *node* has, and refuses a model that has a weight of such a name: what it wrote itself, once there is one more product to
+join. That is so of files that it has optimised with free sizes, which a request tells, and of float16, where it is asked twice. One of
+the files that import onnx (see `onnx_io`).
 """
 
 from __future__ import annotations

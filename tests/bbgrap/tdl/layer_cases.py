@@ -126,7 +126,7 @@ def attention(draw: Draw) -> Case:
 
 @st.composite
 def multi_head_attention(draw: Draw) -> Case:
-    """MultiHeadAttention with and without bias, padding mask and attention bias."""
+    """MultiHeadAttention with and without bias, padding mask and attention bias; keys and values in rows, or by head."""
     batch, heads, queries, keys, size = draw(st.tuples(*[st.integers(1, 3)] * 5))
     width, past = heads * size, draw(st.sampled_from((0, 0, 2)))
     keys = queries if past else keys
@@ -138,7 +138,9 @@ def multi_head_attention(draw: Draw) -> Case:
         padding[..., random_of(draw).integers(0, keys + past) :] = 0
         padding[..., 0] = 1
     extra = floats(draw, draw(st.sampled_from((1, batch))), draw(st.sampled_from((1, heads))), queries, keys + past)
-    operands = [*(floats(draw, batch, s, width) for s in (queries, keys, keys)), bias, padding, extra if draw(st.booleans()) else None]
+    by_head = not past and draw(st.booleans())
+    others = [floats(draw, batch, heads, keys, size) if by_head else floats(draw, batch, keys, width) for _ in "kv"]
+    operands = [floats(draw, batch, queries, width), *others, bias, padding, extra if draw(st.booleans()) else None]
     operands += [floats(draw, batch, heads, past, size) for _ in "kv"] if past else []
     while operands[-1] is None:
         operands.pop()

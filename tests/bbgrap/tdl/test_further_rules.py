@@ -69,7 +69,7 @@ def test_what_runs_whole(reason, op, inputs, output, options):
         ("a flat B", "MatMulNBits", (MATRIX, tensor(7), tensor(4)), tensor(6, 4), {"N": 4, "K": 8, "block_size": 16}),
         ("scales of another shape", "QGemm", (MATRIX, SCALAR, SCALAR, tensor(8, 4), tensor(3), *(SCALAR,) * 4), tensor(6, 4), {}),
         ("queries, keys and values in one", "MultiHeadAttention", (tensor(2, 6, 4, 3, 8),), CUBE, {"num_heads": 4}),
-        ("keys by head", "MultiHeadAttention", (CUBE, HEADS, HEADS), CUBE, {"num_heads": 4}),
+        ("keys by head beside values in a row", "MultiHeadAttention", (CUBE, HEADS, CUBE), CUBE, {"num_heads": 4}),
         ("lengths in one row", "MultiHeadAttention", (*PACKED, None, tensor(8)), CUBE, {"num_heads": 4}),
         ("lengths in one row", "Attention", (CUBE, tensor(8, 24), tensor(24), tensor(4)), CUBE, {"num_heads": 4}),
         ("a past", "Attention", (CUBE, tensor(8, 24), tensor(24), None, HEADS), CUBE, {"num_heads": 4}),
