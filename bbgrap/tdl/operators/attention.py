@@ -138,7 +138,8 @@ def localize_attention(site: Site, region: ShapeMap, reads: Reads) -> tuple[Loca
 def describe_multi_head_attention(site: Site) -> Description | None:
     """The form of onnxruntime: heads split if no bias, which holds those of queries, keys and values in a row, is added.
 
-    With a past, keys and values of all words so far are further outputs, split with their heads.
+    With a past, keys and values of all words so far are further outputs, split with their heads. Keys and values of other words than the
+    queries' may come by head, [batch, heads, words, elements].
     """
     caches = len(site.node.outputs) - 1
     if not site.node.outputs[0] or caches not in (0, 2) or any(site.has(k) for k in (8, 9)) or not (site.has(1) and site.has(2)):
@@ -146,7 +147,7 @@ def describe_multi_head_attention(site: Site) -> Description | None:
     if any(site.has(k) for k in (6, 7)) and not caches:
         return None  # the kernel reads no past then
     out = output_indices(site)
-    if any(len(site.shape(k)) != 3 for k in range(3)):
+    if [len(site.shape(k)) for k in range(3)] not in ([3, 3, 3], *([] if caches else [[3, 4, 4]])):
         return None
     place, fixed = attention_reads(site, out, queries=not site.integer("unidirectional", 0) and not caches, heads=not site.has(3))
     reads = [place.rows(0, of_query=True), place.rows(1, of_query=False), place.rows(2, of_query=False), *wholes(site, (3,))]
