@@ -140,6 +140,7 @@ MICROSOFT: dict[str, Example] = {
     **dict.fromkeys(("FusedGemm", "FusedMatMul", "TransposeMatMul"), _PRODUCT),
     "MatMulIntegerToFloat": Example("i j", (12, 8), ((12, 16), (16, 8), S, S)),
     "NhwcMaxPool": Example("n y x c", (2, 16, 16, 8), ((2, 16, 16, 8),), WINDOW),
+    "MatMulBnb4": Example("i j", (12, 8), ((12, 64), (256,), (16,)), {"N": 8, "K": 64, "block_size": 32}),
     "MatMulNBits": Example("i j", (12, 8), ((12, 64), (8, 2, 16), (8, 2)), {"N": 8, "K": 64, "bits": 4, "block_size": 32}),
     "MultiHeadAttention": Example(BSE, ROWS, (ROWS,) * 3, {"num_heads": 2}),
     "QGemm": Example("i j", (12, 8), ((12, 16), *PARAMETERS, (16, 8), *PARAMETERS, None, *PARAMETERS)),

@@ -33,7 +33,8 @@ HEAVY_WEIGHT_BYTES = round(2 * 2 * EXCHANGE_S * GENERIC["matvec"].weight_bytes_p
 _FEATURE_AXIS = {
     **dict.fromkeys(("Conv", "ConvTranspose", "ConvInteger", "QLinearConv", "FusedConv", "DeformConv"), 1),
     **dict.fromkeys(("Gemm", "MatMul", "QGemm", "FusedGemm", "FusedMatMul", "TransposeMatMul"), -1),
-    **dict.fromkeys(("MatMulInteger", "MatMulIntegerToFloat", "QLinearMatMul", "DynamicQuantizeMatMul", "MatMulNBits"), -1),
+    **dict.fromkeys(("MatMulInteger", "MatMulIntegerToFloat", "QLinearMatMul", "DynamicQuantizeMatMul"), -1),
+    **dict.fromkeys(("MatMulNBits", "MatMulBnb4"), -1),
 }
 """Operators with weights, and where their output channels or features are."""
 

@@ -42,7 +42,8 @@ CONTROL = frozenset({"If", "Loop", "Scan", "SequenceMap", "BeamSearch", "GreedyS
 LAYERS = frozenset(
     {"Conv", "ConvTranspose", "ConvInteger", "QLinearConv", "FusedConv", "NhwcFusedConv", "DeformConv", "Attention", "MultiHeadAttention"}
     | {"MatMul", "Gemm", "Einsum", "MatMulInteger", "QLinearMatMul", "FusedMatMul", "FusedGemm", "QGemm", "MatMulIntegerToFloat"}
-    | {"MatMulNBits", "GroupQueryAttention", "LinearAttention", "CausalConvWithState", CHOSEN_EXPERTS, "LSTM", "GRU", "RNN"}
+    | {"MatMulNBits", "MatMulBnb4", "GroupQueryAttention", "LinearAttention", "CausalConvWithState", CHOSEN_EXPERTS}
+    | {"LSTM", "GRU", "RNN"}
 )
 """Operators that sum over what they read."""
 

@@ -195,6 +195,7 @@ _PRODUCTS = _PRODUCTS_OF_BYTES | frozenset(
         "FusedMatMul",
         "FusedGemm",
         "TransposeMatMul",
+        "MatMulBnb4",
         "MatMulNBits",
         "Einsum",
         "CDist",

@@ -173,6 +173,26 @@ def localize_matmul_nbits(site: Site, region: ShapeMap, reads: Reads) -> tuple[L
     return cropped((product,), region, {axis: (spatial_interval(site, region, axis).start % steps[axis], made[axis]) for axis in beyond})
 
 
+def describe_matmul_bnb4(site: Site) -> Description | None:
+    """out[..., i, j] = Sum over k of a[..., i, k] * b[j, k], whose columns lie one after another; split where a block ends with each."""
+    out, depth, size = output_indices(site), site.integer("K", 1), site.integer("block_size", 1)
+    if site.integer("transB", 1) != 1:
+        return None
+    if depth % size:
+        reads = [operand(0)[*out[:-1], ALL], *wholes(site, (1, 2))]
+        return with_whole_axes("product", out, reads, {len(out) - 1}, 2 * depth)
+    found = [_block_rows(site, 1, out[-1], out[-1], depth // 2), _block_rows(site, 2, out[-1], out[-1], depth // size)]
+    reads = [read for read in found if read is not None]
+    k = Index("k", depth)
+    return Description(out, Sum((k,), ScalarCall("mul", (operand(0)[*out[:-1], k], *reads)))) if len(reads) == len(found) else None
+
+
+def localize_matmul_bnb4(site: Site, region: ShapeMap, reads: Reads) -> tuple[LocalNode, ...]:
+    """The same product with the columns of the tile."""
+    changed: dict[str, Attribute] = {**site.node.attributes, "N": region.shape[-1]}
+    return (LocalNode("MatMulBnb4", operands_of(site, reads), changed, site.node.domain),)
+
+
 def describe_qlinear_elementwise(site: Site) -> Description | None:
     """out[i...] = f of the data operands at i, all others being scalars."""
     data = {"QLinearWhere": (0, 1, 4), "QLinearAdd": (0, 3), "QLinearMul": (0, 3)}.get(site.node.op, (0,))
@@ -240,6 +260,7 @@ register(OperatorRule(describe_qlinear_matmul), "QLinearMatMul")
 register(OperatorRule(describe_matmul_integer_to_float), "MatMulIntegerToFloat", domain=MICROSOFT)
 register(OperatorRule(describe_dynamic_quantize_matmul), "DynamicQuantizeMatMul", domain=MICROSOFT)
 register(OperatorRule(describe_qgemm), "QGemm", domain=MICROSOFT)
+register(OperatorRule(describe_matmul_bnb4, localize_matmul_bnb4), "MatMulBnb4", domain=MICROSOFT)
 register(OperatorRule(describe_matmul_nbits, localize_matmul_nbits), "MatMulNBits", domain=MICROSOFT)
 QLINEAR_ELEMENTWISE = ("QLinearAdd", "QLinearLeakyRelu", "QLinearMul", "QLinearSigmoid", "QLinearWhere")
 register(OperatorRule(describe_qlinear_elementwise), *QLINEAR_ELEMENTWISE, domain=MICROSOFT)

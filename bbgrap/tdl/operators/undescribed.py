@@ -49,7 +49,6 @@ _STANDARD: dict[str, str] = {
 _MICROSOFT: dict[str, str] = {
     "DecoderMaskedMultiHeadAttention": _CACHE,
     **dict.fromkeys(("EmbedLayerNormalization", "QEmbedLayerNormalization"), _SEVERAL),
-    "MatMulBnb4": "reads its packed weights whole: their blocks go on from column to column",
     "QAttention": "reads its packed weights whole; where it can be, it is replaced by what can be divided",
     "QLinearReduceMean": "onnxruntime has no kernel of it for processors",
     "SparseAttention": _CACHE,

@@ -210,6 +210,19 @@ def matmul_nbits(draw: Draw) -> Case:
 
 
 @st.composite
+def matmul_bnb4(draw: Draw) -> Case:
+    """MatMulBnb4 whose blocks end with each column, or go on."""
+    rows, columns, blocks = draw(st.tuples(st.integers(1, 4), st.integers(1, 11), st.integers(1, 4)))
+    random, depth = random_of(draw), 16 * blocks if draw(st.booleans()) else 16 * blocks + 8
+    leading = draw(st.sampled_from(((2, rows), (rows,))))
+    a = random.uniform(-1, 1, (*leading, depth)).astype(np.float32)
+    b = random.integers(0, 256, (columns * depth // 2,)).astype(np.uint8)
+    scales = random.uniform(0.005, 0.01, (-(-columns * depth // 16),)).astype(np.float32)
+    attributes: dict[str, Attribute] = {"N": columns, "K": depth, "block_size": 16, "quant_type": draw(st.integers(0, 1))}
+    return Case("MatMulBnb4", (a, b, scales), attributes, frozenset((1, 2)), exact=False, loose=None, domain=MICROSOFT)
+
+
+@st.composite
 def _qlinear_elementwise(draw: Draw, op: str) -> Case:
     shape = draw(shapes(least=1, most=3, extent=4))
     a = (_bytes(draw, *shape), _scale(), _zero())
@@ -329,6 +342,7 @@ MICROSOFT_QUANTIZED: Cases = {
     "FusedConv": fused_conv,
     "FusedGemm": fused_gemm,
     "MatMulIntegerToFloat": matmul_integer_to_float,
+    "MatMulBnb4": matmul_bnb4,
     "MatMulNBits": matmul_nbits,
     "NhwcMaxPool": nhwc_max_pool,
     "QGemm": qgemm,
