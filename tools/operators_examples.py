@@ -127,6 +127,7 @@ MICROSOFT: dict[str, Example] = {
     "CDist": Example("n m", (12, 8), (TABLE, (8, 6))),
     **{op: STANDARD[op] for op in ("CausalConvWithState", "LinearAttention")},
     "GatedAdd": _like(BSE, ROWS, ROWS, (2, 12, 1)),
+    "EmbedLayerNormalization": Example(BSE, ROWS, ((2, 12), (2, 12), (100, 8), (12, 8), (2, 8), (8,), (8,), (2, 12))),
     "GatedRMSNorm": _like(BSE, ROWS, (4,), ROWS),
     "GatherBlockQuantized": Example("j e", (12, 64), ((100, 64), (12,), (100, 2)), {"bits": 8, "block_size": 32}, {0: [[0] * 64] * 100}),
     "LinearAttentionGate": _like("b t h", (2, 12, 4), (4,), (4,)),

@@ -173,8 +173,8 @@ def describe_fused_attention(site: Site) -> Description | None:
     reads = [operand(0)[out[0], ALL, ALL], *wholes(site, (1, 2))]
     if site.has(3):
         mask = site.shape(3)
-        if len(mask) not in (2, 3) or mask[0] != out[0].extent:
-            return None  # lengths and positions in one row, or a mask per image: told apart by extents alone
+        if len(mask) not in (1, 2, 3) or mask[0] != out[0].extent:
+            return None  # ends and begins in one row, or a mask per image: told apart by extents alone
         reads.append(operand(3)[(out[0], *(ALL,) * (len(mask) - 1))])
     if site.has(5):
         bias = site.shape(5)

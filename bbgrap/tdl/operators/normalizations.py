@@ -63,6 +63,16 @@ def describe_skip_normalization(site: Site) -> Description | None:
     return with_whole_axes(site.node.op, out, reads, last, extra=further)
 
 
+def describe_embedding(site: Site) -> Description | None:
+    """out[b, :, :] = normalised rows of three tables, by words[b, :], segments[b, :] and place, how many words count, and the sum."""
+    if not site.node.outputs[0]:
+        return None
+    out = output_indices(site)
+    own = [operand(k)[(Constant(0) if site.shape(k)[0] == 1 else out[0], ALL)] for k in (0, 1, 7, 8) if site.has(k)]
+    further = tuple((out[0], *(ALL,) * (len(kind.known_shape) - 1)) for kind in site.outputs[1:])
+    return with_whole_axes("embed", out, [*own, *wholes(site, range(2, 7))], {1, 2}, extra=further)
+
+
 def describe_gated_normalization(site: Site) -> Description | None:
     """out[..., e] = x[..., e] / root of the mean square of e's group * scale * gate[..., e] activated; groups are as long as the scale."""
     out, size = output_indices(site), site.shape(1)[0]
@@ -111,6 +121,7 @@ def describe_mean_variance(site: Site) -> Description | None:
 
 register(OperatorRule(describe_layer_normalization), "LayerNormalization", "RMSNormalization", "SimplifiedLayerNormalization")
 register(OperatorRule(describe_skip_normalization), "SkipLayerNormalization", "SkipSimplifiedLayerNormalization", domain=MICROSOFT)
+register(OperatorRule(describe_embedding), "EmbedLayerNormalization", domain=MICROSOFT)
 register(OperatorRule(describe_gated_normalization, localize_gated_normalization), "GatedRMSNorm", domain=MICROSOFT)
 register(OperatorRule(describe_instance_normalization), "InstanceNormalization")
 register(OperatorRule(describe_group_normalization), "GroupNormalization")

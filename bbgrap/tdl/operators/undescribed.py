@@ -48,7 +48,7 @@ _STANDARD: dict[str, str] = {
 }  # fmt: skip
 _MICROSOFT: dict[str, str] = {
     "DecoderMaskedMultiHeadAttention": _CACHE,
-    **dict.fromkeys(("EmbedLayerNormalization", "QEmbedLayerNormalization"), _SEVERAL),
+    "QEmbedLayerNormalization": _SEVERAL,
     "QAttention": "reads its packed weights whole; where it can be, it is replaced by what can be divided",
     "QLinearReduceMean": "onnxruntime has no kernel of it for processors",
     "SparseAttention": _CACHE,

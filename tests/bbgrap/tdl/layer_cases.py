@@ -43,6 +43,26 @@ def _skip_norm(draw: Draw, op: str) -> Case:
 
 
 @st.composite
+def embedding(draw: Draw) -> Case:
+    """EmbedLayerNormalization with and without segments, a mask and places; how many words count and the sum may be used, too."""
+    batch, length, size = draw(st.tuples(*[st.integers(1, 4)] * 3))
+    random, segmented = random_of(draw), draw(st.booleans())
+    words, segments, mask = (random.integers(0, below, (batch, length)).astype(np.int32) for below in (6, 2, 2))
+    places = random.integers(0, 5, (draw(st.sampled_from((1, batch))), length)).astype(np.int32)
+    tables = [floats(draw, 6, size), floats(draw, 5, size), floats(draw, 2, size) if segmented else None]
+    vectors = floats(draw, size), floats(draw, size)
+    operands: list[Array | None] = [words, segments if segmented else None, *tables, *vectors]
+    operands += [mask if draw(st.booleans()) else None, places if draw(st.booleans()) else None]
+    while operands[-1] is None:
+        operands.pop()
+    parameters, below = frozenset((2, 3, 4, 5, 6)), {0: 6, 1: 2, 7: 2, 8: 5}
+    return Case(
+        "EmbedLayerNormalization", tuple(operands), {"epsilon": 1e-3}, parameters, exact=False, loose=None, domain=MICROSOFT,
+        below=below, further=draw(st.sampled_from(((1,), (1, 2)))),
+    )  # fmt: skip
+
+
+@st.composite
 def instance_norm(draw: Draw) -> Case:
     """InstanceNormalization in 1 to 2 dimensions."""
     shape = draw(shapes(least=3, most=4, extent=4))
@@ -158,7 +178,8 @@ def fused_attention(draw: Draw) -> Case:
     """onnxruntime's Attention with and without a mask."""
     batch, heads, length, size = draw(st.tuples(*[st.integers(1, 3)] * 4))
     width = heads * size
-    mask = (np.ones((batch, length), np.int32),) if draw(st.booleans()) and length != batch else ()
+    lengths = np.full(batch, length, np.int32) if draw(st.booleans()) else np.ones((batch, length), np.int32)
+    mask = (lengths,) if draw(st.booleans()) and length != batch else ()
     operands = (floats(draw, batch, length, width), floats(draw, width, 3 * width), floats(draw, 3 * width), *mask)
     return Case("Attention", operands, {"num_heads": heads}, exact=False, loose=None, domain=MICROSOFT, below={3: 1})
 
@@ -237,6 +258,7 @@ LAYERS: Cases = {
 }
 MICROSOFT_LAYERS: Cases = {
     "Attention": fused_attention,
+    "EmbedLayerNormalization": embedding,
     "GroupQueryAttention": group_query,
     "MultiHeadAttention": multi_head_attention,
     "RotaryEmbedding": microsoft_rotary,
