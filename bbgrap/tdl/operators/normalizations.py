@@ -69,7 +69,7 @@ def describe_embedding(site: Site) -> Description | None:
         return None
     out = output_indices(site)
     own = [operand(k)[(Constant(0) if site.shape(k)[0] == 1 else out[0], ALL)] for k in (0, 1, 7, 8) if site.has(k)]
-    further = tuple((out[0], *(ALL,) * (len(kind.known_shape) - 1)) for kind in site.outputs[1:])
+    further: tuple[tuple[Subscript, ...], ...] = tuple((out[0], *(ALL,) * (len(kind.known_shape) - 1)) for kind in site.outputs[1:])
     return with_whole_axes("embed", out, [*own, *wholes(site, range(2, 7))], {1, 2}, extra=further)
 
 
