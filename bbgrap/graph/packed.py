@@ -2,11 +2,14 @@
 
 - Queries, keys and values that an attention reads in one are split.
 - Scales and zero points of a product of few bits get a row for every column of the product: [N * blocks] becomes [N, blocks].
+- Weights of less than a byte, which no numpy array holds, get one for each number where they are dequantized: the numbers are the same.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
+
+import numpy as np
 
 from bbgrap.graph.rewriting import Rewriter
 from bbgrap.graph.types import Graph, Node, Weight
@@ -15,6 +18,8 @@ from bbgrap.graph.weights import make_weight
 _PACKED = ("com.microsoft", "GroupQueryAttention")
 _FEW_BITS = ("com.microsoft", "MatMulNBits")
 _SCALES, _ZEROS = 2, 3
+_IN_BYTES = {"int2": np.int8, "int4": np.int8, "uint2": np.uint8, "uint4": np.uint8}
+"""Of the types of `ml_dtypes` that have less than a byte, by name, those of numpy with the same numbers."""
 
 
 def unpack_queries(graph: Graph) -> Graph:
@@ -66,3 +71,25 @@ def scales_in_rows(graph: Graph) -> Graph:
         nodes.append(replace(node, inputs=tuple(inputs)))
     types = {**graph.types, **{name: weight.type for name, weight in weights.items()}}
     return replace(graph, nodes=tuple(nodes), weights={**graph.weights, **weights}, types=types) if weights else graph
+
+
+def few_bits_in_bytes(graph: Graph) -> Graph:
+    """Let dequantizers of weights of less than a byte read bytes; their zero points are of the same type."""
+    writer = Rewriter(graph)
+    wider: dict[str, str] = {}
+    for node in graph.nodes:
+        narrow = [name for name in (*node.inputs[:1], *node.inputs[2:]) if name] if node.op == "DequantizeLinear" else []
+        kinds = {name: _IN_BYTES[kind] for name in narrow if (kind := _kind_of(graph, name)) in _IN_BYTES}
+        if not narrow or len(kinds) < len(set(narrow)):
+            writer.nodes.append(node)
+            continue
+        for name, wide in kinds.items():
+            if name not in wider:
+                wider[name] = writer.constant(f"{name} in bytes", graph.weights[name].array.astype(wide))
+        writer.nodes.append(replace(node, inputs=tuple(wider.get(name, name) for name in node.inputs)))
+    return writer.graph() if wider else graph
+
+
+def _kind_of(graph: Graph, name: str) -> str:
+    """Return the name of the type of a weight's numbers; empty for what is no weight."""
+    return graph.weights[name].array.dtype.name if name in graph.weights else ""

@@ -1,0 +1,71 @@
+"""Weights of less than a byte, as quantizers write them: dequantized by regions, as weights of bytes are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from bbgrap.cluster import Cluster
+from bbgrap.compiler.export import export
+from bbgrap.compiler.simulate import simulate
+from bbgrap.engine.kernels import local_kernels
+from bbgrap.engine.load import load_graph
+from bbgrap.engine.prepare import plan_graph
+from bbgrap.engine.reference import Reference
+from bbgrap.graph.types import DType
+from bbgrap.planners.inspection import inspect_graph
+from bbgrap.planners.options import PlanOptions
+from tests.partition import assert_close
+
+F = TensorProto.FLOAT
+FORMS = {
+    "of a tensor": ((), (), {}),
+    "of a channel": ((4,), (4,), {"axis": 0}),
+    "of a block": ((4, 3, 3, 3), (4, 3, 3, 3), {"axis": 1, "block_size": 2}),
+}
+
+
+def convolution(kind: str, form: str, *, domain: str = "") -> onnx.ModelProto:
+    """A convolution whose weights have less than a byte, and a product that reads the map after it."""
+    random = np.random.default_rng(4)
+    own, of_zeros, attributes = FORMS[form]
+    low, high = (0, 16) if kind.startswith("u") else (-8, 8)
+    numbers = random.integers(low, high, (4, 6, 3, 3)).astype(kind)
+    zeros = random.integers(low, high, of_zeros).astype(kind)
+    scales = random.uniform(0.05, 0.1, own).astype(np.float32)
+    nodes = [
+        helper.make_node("DequantizeLinear", ["w", "s", "z"], ["v"], domain=domain, **attributes),
+        helper.make_node("Conv", ["x", "v"], ["y"], pads=[1, 1, 1, 1]),
+    ]
+    weights = [numpy_helper.from_array(array, name) for name, array in {"w": numbers, "s": scales, "z": zeros}.items()]
+    x, y = helper.make_tensor_value_info("x", F, [1, 6, 12, 10]), helper.make_tensor_value_info("y", F, [1, 4, 12, 10])
+    graph = helper.make_graph(nodes, "g", [x], [y], weights)
+    imports = [helper.make_opsetid("", 21), helper.make_opsetid("com.microsoft", 1)]
+    return helper.make_model(graph, opset_imports=imports, ir_version=10)
+
+
+@pytest.mark.parametrize("split", ["rows", "channels"])
+@pytest.mark.parametrize(
+    ("kind", "form", "domain"),
+    [*((kind, form, "") for kind in ("int4", "uint4") for form in FORMS), ("int4", "of a tensor", "com.microsoft")],
+)
+def test_weights_of_less_than_a_byte_are_dequantized_where_they_are_used(kind, form, domain, split, tmp_path: Path) -> None:
+    path = tmp_path / "model.onnx"
+    onnx.save(convolution(kind, form, domain=domain), path)
+    graph = load_graph(path, {})
+    assert not [layer for layer in inspect_graph(graph)["layers"] if layer["whole_because"]]
+    assert all(weight.type.dtype is not DType.OTHER for weight in graph.weights.values())
+    x = np.random.default_rng(5).standard_normal((1, 6, 12, 10)).astype(np.float32)
+    artifacts = export(plan_graph(graph, Cluster.even(3), PlanOptions("bbgrap", split)).compiled.optimized)
+    (got,) = simulate(artifacts, [x], local_kernels(artifacts))
+    (want,) = Reference(path).run({"x": x})
+    assert_close(got, want, form)
+
+
+def test_types_of_less_than_a_byte_are_those_of_ml_dtypes() -> None:
+    assert {np.dtype(getattr(ml_dtypes, name)).name for name in ("int2", "int4", "uint2", "uint4")} == {"int2", "int4", "uint2", "uint4"}
