@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 
 import onnxruntime as ort
+from onnxruntime.capi.onnxruntime_pybind11_state import get_all_operator_schema
 
 from bbgrap.engine.sessions import open_session, session_options
+from bbgrap.graph.onnx_defaults import Defaults, drop_defaults
 from bbgrap.graph.onnx_io import OnnxModel, parse_model
 from bbgrap.graph.types import Array
 
@@ -19,6 +22,9 @@ _OUTSIDE_BYTES = 1024
 """onnxruntime writes larger weights to a file of their own: the protobuf then stays below its 2 GB limit."""
 
 _WEIGHTS_FILE = "weights.bin"
+
+_UNVERSIONED = "com.microsoft"
+"""The domain whose operators get further attributes without another version."""
 
 
 def optimized(
@@ -41,4 +47,16 @@ def optimized(
         options.add_session_config_entry("session.optimized_model_external_initializers_min_size_in_bytes", str(_OUTSIDE_BYTES))
         options.add_session_config_entry("session.disable_prepacking", "1")  # nothing will be run
         open_session(data, options, weights, without)
-        return parse_model(file.read_bytes(), directory, name)  # its weights stay mapped after their file is gone
+        model = parse_model(file.read_bytes(), directory, name)  # its weights stay mapped after their file is gone
+    drop_defaults(model.proto.graph, _own_defaults())
+    return model
+
+
+@cache
+def _own_defaults() -> Defaults:
+    """Return the defaults of attributes of onnxruntime's own operators, which have no versions."""
+    schemas = (schema for schema in get_all_operator_schema() if schema.domain == _UNVERSIONED)
+    return {
+        (schema.domain, schema.name): {name: attribute._default_value for name, attribute in schema.attributes.items()}
+        for schema in schemas
+    }
