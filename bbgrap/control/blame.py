@@ -62,26 +62,39 @@ class Blame:
         if member.worker_lost == message:
             return []
         member.worker_lost = message
+        done = self._resolve(member, message, now)
+        return [*done, *self._judge(member, message, self.requests.table.find(message.request), now)]
+
+    def _resolve(self, member: Member, message: WorkerLost, now: float) -> list[CoordinatorInstruction]:
+        """Find out, from how a worker ended, what has ended the one before it, if that was in doubt."""
         doubt = self._doubts.pop(member.name, None)
-        done: list[CoordinatorInstruction] = []
-        if doubt is not None and message.loading == doubt.message.loading and not message.epoch:
+        if doubt is None:
+            return []
+        if message.loading == doubt.message.loading and not message.epoch:
             if doubt.request is not None:
                 doubt.request.blamed = ""
-            if message.ended_by is doubt.message.ended_by is EndedBy.CRASH:  # short of memory it may have been with what it computed only
-                done = self._blame(member, doubt.message, message.loading, None, now)
-        request = self.requests.table.find(message.request)
-        if message.epoch and message.loading:
-            computed = self._has_ended_one(message.epoch, message.ended_by, by_loading=False)
-            loaded = self._has_ended_one(message.loading, message.ended_by, by_loading=True)
-            if loaded and not computed:
-                return self._blame(member, message, message.loading, None, now)
-            if computed and not loaded and (variant := self.loading.by_epoch.get(message.epoch)) is not None and not variant.plan.is_proven:
-                return self._blame(member, message, message.epoch, request, now)
-            self._doubts[member.name] = _Doubt(message, request)
-            if request is not None:
-                request.blamed = member.name
-            return []
-        return [*done, *self._blame(member, message, message.epoch or message.loading, request, now)]
+            # Short of memory it may have been with what it computed only.
+            is_crash = message.ended_by is doubt.message.ended_by is EndedBy.CRASH
+            return self._blame(member, doubt.message, message.loading, None, now) if is_crash else []
+        if message.epoch and message.loading != doubt.message.loading:
+            # It has loaded that, first and alone, though it has not said so: peers that it waits for may have lost their workers, too.
+            return self._blame(member, doubt.message, doubt.message.epoch, doubt.request, now)
+        return []
+
+    def _judge(self, member: Member, message: WorkerLost, request: Request | None, now: float) -> list[CoordinatorInstruction]:
+        """Blame what has ended a worker; what computed and loaded at once is in doubt, unless one of them has done so before."""
+        if not (message.epoch and message.loading):
+            return self._blame(member, message, message.epoch or message.loading, request, now)
+        computed = self._has_ended_one(message.epoch, message.ended_by, by_loading=False)
+        loaded = self._has_ended_one(message.loading, message.ended_by, by_loading=True)
+        if loaded and not computed:
+            return self._blame(member, message, message.loading, None, now)
+        if computed and not loaded and (variant := self.loading.by_epoch.get(message.epoch)) is not None and not variant.plan.is_proven:
+            return self._blame(member, message, message.epoch, request, now)
+        self._doubts[member.name] = _Doubt(message, request)
+        if request is not None:
+            request.blamed = member.name
+        return []
 
     def cleared(self, member: Member, epoch: int, now: float) -> list[CoordinatorInstruction]:
         """Note that an agent has loaded an epoch: if that was in doubt, what was computed beside it is to blame."""

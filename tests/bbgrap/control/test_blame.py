@@ -98,6 +98,21 @@ def test_what_crashes_again_when_it_is_loaded_alone_has_ended_the_worker_before_
     assert not computed.deaths
 
 
+def test_what_the_next_worker_has_loaded_before_it_computed_has_not_ended_the_last_one():
+    """38051316: it was not said to be loaded, for its peers had lost their workers, too; one request ended eight workers."""
+    wire = ready_wire("a", "b")
+    for width in (3, 4):
+        wire.until_answered(wire.call(lambda n, width=width: c.PrepareModel(n, MODEL, {"x": (width, 2)}, wire.options)))
+    computed, one, other = wire.coordinator.planning.plans.values()
+    computed.is_proven = True
+    for request, loaded in ((77, one), (78, other)):
+        assert not computed.deaths
+        wire.say("a", m.WorkerLost("it crashed", computed.variants[0].epoch, request, m.EndedBy.CRASH, loaded.variants[0].epoch))
+    assert len(computed.deaths) == 1
+    assert not one.deaths
+    assert not other.deaths
+
+
 def ends_two_workers(wire):
     """Run a request that ends the worker of whoever computes it; return the reason that its client is told."""
     call = wire.run()
