@@ -62,8 +62,10 @@ class Blame:
         if member.worker_lost == message:
             return []
         member.worker_lost = message
-        done = self._resolve(member, message, now)
-        return [*done, *self._judge(member, message, self.requests.table.find(message.request), now)]
+        done, request = self._resolve(member, message, now), self.requests.table.find(message.request)
+        if request is not None and request.sequence is not None and message.request == request.number and request.sequence.running > 1:
+            request.sequence.joins = False  # so many at once may have wanted more memory than there is
+        return [*done, *self._judge(member, message, request, now)]
 
     def _resolve(self, member: Member, message: WorkerLost, now: float) -> list[CoordinatorInstruction]:
         """Find out, from how a worker ended, what has ended the one before it, if that was in doubt."""

@@ -72,7 +72,8 @@ class Sequence:
     losses: int = 0
     """How often an agent had no room for its state since its latest request came."""
     joins: bool = True
-    """Whether several of its requests may run again as one: not after that was refused, as by operators that take one sequence only."""
+    """Whether several of its requests may run again as one: not after that was refused, as by operators that take one sequence only, or
+    ended a worker."""
 
     @property
     def label(self) -> str:

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import numpy as np
 from bbgrap_agent.sequence_states import SequenceStates
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -122,6 +123,24 @@ def test_what_is_refused_as_one_is_run_again_one_by_one():
     wire.ran.clear()
     assert [total(wire, 1, step, step) for step in (6, 7)] == [21, 28]
     assert wire.ran == [[step] for step in range(8)]
+
+
+def test_what_ended_a_worker_as_one_is_run_again_one_by_one():
+    """So many words at once may want more memory than there is; a second worker would be ended by them, and the model not be run."""
+    wire = counters("a", "b", joinings=JOININGS)
+    assert [total(wire, 1, step, step) for step in range(6)] == [0, 1, 3, 6, 10, 15]
+    home = wire.coordinator.loading.by_epoch.get(next(iter(wire.coordinator.requests.sequences._known.values())).epoch)
+    wire.crash(wire.agent(next(iter(home.parts))))
+    wire.ran.clear()
+    call = wire.run_of(1, 6, 6)
+    wire.wait(20.0)  # until the agent is known to be gone
+    (start,) = wire.started.values()
+    assert np.frombuffer(start.payload[0], np.int64).tolist() == [*range(6)]
+    (name,) = wire.nodes_of(start)
+    wire.say(name, m.WorkerLost("out of memory", start.epoch, start.request, m.EndedBy.MEMORY))
+    wire.say(name, m.Deployed(start.epoch))
+    assert int(bytes(wire.until_answered(call).payload[0])) == 21
+    assert wire.ran == [[step] for step in range(7)]
 
 
 def test_a_sequence_whose_inputs_are_not_kept_is_lost_with_its_state_and_the_others_go_on(monkeypatch):
