@@ -51,7 +51,7 @@ MAX_LOSSES = 3
 class Sequences:
     """The sequences of all clients, the least lately used first.
 
-    Invariants: `_kept` is the sum of what is kept of all of them.
+    Invariants: `_kept` is the sum of what is kept of all of them, between two events `most_kept` at most.
     """
 
     def __init__(self, loading: Loading, statistics: RequestStatistics) -> None:
@@ -60,6 +60,7 @@ class Sequences:
         self._statistics = statistics
         self._known: dict[tuple[RoutingId, int], Sequence] = {}
         self._kept = 0
+        self.most_kept = MAX_KEPT_BYTES
 
     def __len__(self) -> int:
         return len(self._known)
@@ -236,8 +237,8 @@ class Sequences:
 
     def _forget_inputs(self) -> None:
         """Keep no more than may be kept: what is idle for longest goes first."""
-        for sequence in sorted(self._known.values(), key=lambda s: s.is_open) if self._kept > MAX_KEPT_BYTES else ():
-            if self._kept <= MAX_KEPT_BYTES:
+        for sequence in sorted(self._known.values(), key=lambda s: s.is_open) if self._kept > self.most_kept else ():
+            if self._kept <= self.most_kept:
                 break
             self._drop_inputs(sequence)
 

@@ -8,7 +8,6 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from bbgrap.control import sequences
 from bbgrap.control.planning import plan_key
 from bbgrap.control.sequences import MAX_LOSSES, Sequences
 from bbgrap.planners.options import PlanOptions
@@ -143,9 +142,9 @@ def test_what_ended_a_worker_as_one_is_run_again_one_by_one():
     assert wire.ran == [[step] for step in range(7)]
 
 
-def test_a_sequence_whose_inputs_are_not_kept_is_lost_with_its_state_and_the_others_go_on(monkeypatch):
+def test_a_sequence_whose_inputs_are_not_kept_is_lost_with_its_state_and_the_others_go_on():
     wire = counters("a", "b")
-    monkeypatch.setattr(sequences, "MAX_KEPT_BYTES", 1300)
+    wire.coordinator.requests.sequences.most_kept = 1300
     assert [total(wire, 1, step, 1) for step in range(2)] == [1, 2]
     assert [total(wire, 2, step, 1) for step in range(2)] == [1, 2]
     for states in wire.states.values():

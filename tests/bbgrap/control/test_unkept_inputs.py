@@ -7,9 +7,9 @@ from bbgrap.protocol import client_messages as c
 from tests.bbgrap.control.counters import counters, total
 
 
-def test_a_state_whose_inputs_are_not_kept_cannot_be_read_from_a_plan_over_several_nodes_and_stays_there(monkeypatch):
+def test_a_state_whose_inputs_are_not_kept_cannot_be_read_from_a_plan_over_several_nodes_and_stays_there():
     wire = counters("a", "b", "c")
-    monkeypatch.setattr(sequences, "MAX_KEPT_BYTES", 0)
+    wire.coordinator.requests.sequences.most_kept = 0
     assert [total(wire, 1, step, 1) for step in range(3)] == [1, 2, 3]
     call = wire.read_of(1, 3)
     assert wire.until_answered(call).fault is c.Fault.EXECUTION
@@ -38,10 +38,10 @@ def test_a_state_that_is_half_made_anew_when_its_inputs_go_is_lost(is_cancelled)
 
 
 @pytest.fixture
-def unkept(monkeypatch):
+def unkept():
     """A sequence of three requests whose inputs are not kept, and whose state one agent of two has."""
     wire = counters("a", "b")
-    monkeypatch.setattr(sequences, "MAX_KEPT_BYTES", 0)
+    wire.coordinator.requests.sequences.most_kept = 0
     wire.plan = lambda job: None
     assert [total(wire, 1, step, 1) for step in range(3)] == [1, 2, 3]
     return wire

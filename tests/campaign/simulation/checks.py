@@ -86,7 +86,7 @@ class Checks:
         kinds = Counter(fault.kind for fault in story.faults)
         if outcome.trait in {*KILLERS, "fail"} or model.trait.startswith("kills") or self._may_lose_state(outcome, answer, kinds):
             return True
-        killers = sum(wish.trait in KILLERS and story.uses[wish.use].model == model.name for wish in story.wishes)
+        killers = sum(other.trait in KILLERS and other.use.model == model.name for other in self.world.outcomes)
         if re.search(r"ended the workers? of", reason):
             return killers + kinds["exhaust worker"] >= 2 or killers > 0 or kinds["loads hang"] > 0
         if "may be what ends them" in reason:
@@ -112,10 +112,17 @@ class Checks:
         if answer.fault is c.Fault.STATE_LOST:
             # Sequences do not outlive the coordinator, nor their client's key; that one goes on from another may be lost on the way.
             ends = {"kill coordinator", "client has another key"} | (set(ON_LINES) if outcome.is_forked else set())
-            return not ends.isdisjoint(kinds) or self.world.story.state_bytes < LARGE_BYTES
-        # It is read where the model is whole, if it fits there, and no fault keeps it from being loaded.
+            is_lost = "its inputs are not kept" in answer.reason and (bool(kinds) or self._has_killers())
+            has_few = self.world.story.state_bytes < LARGE_BYTES or (self.world.story.kept_bytes < LARGE_BYTES and is_lost)
+            return not ends.isdisjoint(kinds) or has_few
+        # It is read where the model is whole, if it fits there, and no fault keeps it from being loaded, nor from being made anew.
         is_large = self.world.models[outcome.use.model].trait == "large"
-        return not outcome.token and READ_WHOLE in answer.reason and (is_large or bool(kinds))
+        may_lack = is_large or bool(kinds) or self.world.story.kept_bytes < LARGE_BYTES
+        return not outcome.token and READ_WHOLE in answer.reason and may_lack
+
+    def _has_killers(self) -> bool:
+        """Whether something that was asked for ends workers."""
+        return any(other.trait in KILLERS for other in self.world.outcomes)
 
     def _on_time(self, outcome: Outcome) -> None:
         """A request with no fault near it does not wait."""
@@ -129,7 +136,8 @@ class Checks:
             return
         # What hangs for a request that the coordinator has forgotten ends its worker so much later.
         forgotten = EARLIER_S if story.faults else 0.0
-        if any(wish.trait in {"slow", *KILLERS} and begins - wish.deadline_s - forgotten < wish.at < ends for wish in story.wishes):
+        bad = [other for other in self.world.outcomes if other.trait in {"slow", *KILLERS}]
+        if any(begins - (other.until - other.asked) - forgotten < other.asked < ends for other in bad):
             return
         # One that failed may have found nobody who had the model.
         same = [o for o in self.world.outcomes if o.use.model == outcome.use.model and o.answers and isinstance(o.answers[0], c.RunResult)]

@@ -26,6 +26,8 @@ PAUSE_S = 0.1
 STATE = (("past", "present"),)
 READS, FORKS = 0.1, 0.1
 """How often a sequence's state is read, or another one goes on from it."""
+BAD, RESETS = (("fail", 0.05), ("kill", 0.01)), 0.05
+"""How often a request of a sequence is bad, or a sequence begins again, where a story has that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,11 +170,15 @@ class Client(Process):
             if world.ends_sequences:
                 break
             reads = bool(sequence.step) and world.rng.random() < READS
-            outcome = world.expect(self, use, "" if reads else f"x{len(world.outcomes)},", "", deadline_s)
+            trait = "" if reads else self._bad_trait()
+            token = "" if reads else f"x{len(world.outcomes)}{f'!{trait}' if trait else ''},"
+            outcome = world.expect(self, use, token, trait, deadline_s)
             outcome.before, outcome.is_forked = sequence.before, sequence.is_forked
             answer = yield from self._run_step(sequence, outcome, reads=reads)
             self._ended(outcome, answer)
-            if isinstance(answer, c.Failed):
+            if isinstance(answer, c.Failed) and trait and answer.fault is c.Fault.EXECUTION:
+                pass  # it is no part of the sequence, which goes on
+            elif isinstance(answer, c.Failed) or self._begins_again():
                 sequence.plan, sequence.step, sequence.before, sequence.is_forked = "", 0, "", False
             elif not reads:
                 sequence.step, sequence.before = sequence.step + 1, sequence.before + outcome.token
@@ -184,6 +190,16 @@ class Client(Process):
         if sequence.step:
             self.to_head.send(world.through_codec(c.EndSequence(sequence.number), "head"))
         return c.Failed(0, c.Fault.UNAVAILABLE, "it has ended")
+
+    def _bad_trait(self) -> str:
+        """Return what is wrong with the next request of a sequence."""
+        if not self.world.story.has_bad_steps:
+            return ""
+        return next((trait for trait, part in BAD if self.world.rng.random() < part), "")
+
+    def _begins_again(self) -> bool:
+        """Whether a sequence is begun again with the next request, without having been ended."""
+        return self.world.story.has_bad_steps and self.world.rng.random() < RESETS
 
     def _run_step(self, sequence: Sequence, outcome: Outcome, *, reads: bool) -> Steps:
         """Ask for one answer of a sequence until there is one."""

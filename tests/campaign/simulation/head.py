@@ -66,6 +66,7 @@ class Head(Process):
             verify_fraction=VERIFIED * (world.story.seed % 2),
         )
         self.machine = CoordinatorMachine(settings, stored, world.clock.now)
+        self.machine.requests.sequences.most_kept = world.story.kept_bytes
         self.executor = Executor(self, world.data, self._compute, self._done, self._lost, 0)
         self.pingers: set[str] = set()
         self.planning: set[int] = set()

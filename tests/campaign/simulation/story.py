@@ -6,6 +6,7 @@ import random
 from dataclasses import dataclass, replace
 
 from bbgrap.cluster.types import COORDINATOR
+from bbgrap.control.sequences import MAX_KEPT_BYTES
 from tests.campaign.simulation.clients import Use
 from tests.campaign.simulation.models import Model
 
@@ -73,6 +74,12 @@ class Story:
     state_bytes: int = 1 << 20
     joins: bool = False
     """Whether several requests of a sequence may run again as one."""
+    refuses_joined: bool = False
+    """Whether agents fail several that come as one all the same."""
+    kept_bytes: int = MAX_KEPT_BYTES
+    """Of inputs of sequences that the coordinator keeps."""
+    has_bad_steps: bool = False
+    """Whether some requests of sequences fail or end workers, and some sequences begin again before their end."""
 
     @property
     def length(self) -> int:
@@ -119,7 +126,19 @@ def draw(seed: int) -> Story:
     """Return the story of a seed; half of them are with further shapes, a quarter with sequences."""
     story, rng, other = _draw(seed), random.Random(f"further shapes {seed}"), random.Random(f"sequences {seed}")
     story = story if rng.random() < 0.5 else _with_shapes(story, rng)
-    return _with_sequences(story, other) if other.random() < 0.25 else story
+    return _with_bounds(_with_sequences(story, other), random.Random(f"bounds {seed}")) if other.random() < 0.25 else story
+
+
+def _with_bounds(story: Story, rng: random.Random) -> Story:
+    """Return a story of sequences in which, for every second seed, not all inputs are kept, and not all requests are answered."""
+    if rng.random() < 0.5:
+        return story
+    return replace(
+        story,
+        refuses_joined=rng.random() < 0.3,
+        kept_bytes=rng.choice((MAX_KEPT_BYTES, MAX_KEPT_BYTES, 0, 600, 1500, 3000, 6000)),
+        has_bad_steps=rng.random() < 0.4,
+    )
 
 
 def _with_sequences(story: Story, rng: random.Random) -> Story:

@@ -65,12 +65,18 @@ class Worker(Process):
         self.do(self._take, frame)
 
     def _take(self, frame: Frame) -> None:
-        if frame[0] in {"data", "state", "keep"}:
+        if self.world.story.refuses_joined and _brings_several(frame):
+            self.executor.post(partial(self._refuse, frame[1:3]))
+        elif frame[0] in {"data", "state", "keep"}:
             self.executor.take(frame)
         elif frame[0] == "ping":
             self.executor.post(partial(self._answer, frame))
         else:
             self.executor.post(self._pongs.pop(frame[1], _nothing))
+
+    def _refuse(self, key: Key) -> None:
+        self.executor.end(key)
+        self.agent.hear(m.RequestFailed(*key, "it takes one request of a sequence only"))
 
     def _answer(self, frame: Frame) -> None:
         if frame[2] in self.allowed:
@@ -284,6 +290,11 @@ class Worker(Process):
     def _hold(self, begin: Callable[[], None]) -> None:
         self._busy = True
         begin()
+
+
+def _brings_several(frame: Frame) -> bool:
+    """Whether a message is what the coordinator brings, several requests as one."""
+    return frame[0] == "data" and frame[5].startswith("x") and frame[5].count(",") > 1
 
 
 def _nothing() -> None:
