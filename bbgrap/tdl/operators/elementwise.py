@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bbgrap.shapemap import ShapeMap
 from bbgrap.tdl.language import Description, Index, ScalarCall, operand
-from bbgrap.tdl.operators.common import Reads, broadcast, output_indices
+from bbgrap.tdl.operators.common import Reads, broadcast, but, output_indices, with_whole_axes
 from bbgrap.tdl.rule import Input, LocalNode, OperatorRule, Site, register
 
 UNARY = (
@@ -42,12 +42,15 @@ def localize_cast_like(site: Site, region: ShapeMap, reads: Reads) -> tuple[Loca
 
 
 def describe_batch_normalization(site: Site) -> Description | None:
-    """out[n, c, ...] = (x[n, c, ...] - mean[c]) / sqrt(var[c] + epsilon) * scale[c] + bias[c]."""
-    if site.integer("training_mode", 0):
-        return None
+    """out[n, c, ...] = (x[n, c, ...] - mean[c]) / sqrt(var[c] + epsilon) * scale[c] + bias[c]; in training by those of x[:, c, ...]."""
     out = output_indices(site)
     channel = out[1] if len(out) > 1 else Index("c", 1)
-    return Description(out, ScalarCall("normalize", (operand(0)[out], *(operand(k)[(channel,)] for k in range(1, 5)))))
+    of_channel = [operand(k)[(channel,)] for k in range(1, 5)]
+    if not site.integer("training_mode", 0):
+        return Description(out, ScalarCall("normalize", (operand(0)[out], *of_channel)))
+    others = {axis for axis, index in enumerate(out) if index is not channel}
+    further = ((channel,),) * (len(site.outputs) - 1)
+    return with_whole_axes("normalize", out, [operand(0)[but(out, others)], *of_channel], others, extra=further)
 
 
 register(OperatorRule(describe_elementwise), *UNARY, *BROADCASTING)

@@ -85,10 +85,15 @@ def cast_like(draw: Draw) -> Case:
 
 @st.composite
 def batch_normalization(draw: Draw) -> Case:
-    """BatchNormalization in rank 2 to 4."""
+    """BatchNormalization in rank 2 to 4, by what it is given, or in training by what it reads; then its new means and variances, too."""
     random, shape = random_of(draw), draw(shapes(least=2, most=4))
-    parameters = (random.uniform(0.5, 1.5, shape[1]).astype(np.float32) for _ in range(4))
-    return Case("BatchNormalization", (random.standard_normal(shape).astype(np.float32), *parameters), exact=False)
+    operands = (
+        random.standard_normal(shape).astype(np.float32),
+        *(random.uniform(0.5, 1.5, shape[1]).astype(np.float32) for _ in range(4)),
+    )
+    if draw(st.booleans()):
+        return Case("BatchNormalization", operands, exact=False)
+    return Case("BatchNormalization", operands, {"training_mode": 1, "momentum": 0.7}, exact=False, loose=None, further=(1, 2))
 
 
 ELEMENTWISE: dict[str, Callable[[], st.SearchStrategy[Case]]] = {
