@@ -7,6 +7,7 @@ from collections import defaultdict
 import pytest
 
 from bbgrap.control.sequence import Sequence
+from bbgrap.control.sequences import Sequences
 from tests.campaign.simulation.network import DataNetwork
 from tests.campaign.simulation.shrink import play, shrink
 from tests.campaign.simulation.story import KINDS, MANY_FROM, draw
@@ -42,6 +43,7 @@ third worker that ended before a request of it was answered, and its inputs were
 was given up with it: what they loaded meanwhile was in doubt again and again."""
 
 GIVEN_UP_IN_A_SEQUENCE = 2639
+FEW_INPUTS_KEPT, FEW_INPUTS_KEPT_AND_A_LOSS = 2, 36
 
 pytestmark = pytest.mark.simulation
 
@@ -66,6 +68,17 @@ def test_a_state_that_is_one_request_too_new_is_found(monkeypatch):
     """Its client had given that request up, and asks again: without going back it counts twice."""
     monkeypatch.setattr(Sequence, "go_back", lambda sequence: None)
     assert "wrong answer" in play(draw(GIVEN_UP_IN_A_SEQUENCE))[0]
+
+
+def test_inputs_that_are_kept_beyond_what_may_be_are_found(monkeypatch):
+    monkeypatch.setattr(Sequences, "_forget_inputs", lambda sequences: None)
+    assert "more inputs are kept than may be" in play(draw(FEW_INPUTS_KEPT))[0]
+
+
+def test_a_state_that_is_gone_with_its_inputs_and_not_said_to_be_lost_is_found(monkeypatch):
+    """Its request was refused for its shapes."""
+    monkeypatch.setattr(Sequences, "is_lost", lambda sequences, sequence, now: False)
+    assert "unjustified Failed" in play(draw(FEW_INPUTS_KEPT_AND_A_LOSS))[0]
 
 
 def test_every_kind_of_fault_is_drawn():
