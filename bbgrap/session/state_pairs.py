@@ -32,6 +32,11 @@ _NAMES = (
 hear speech chunk by chunk; and filters of sound and of films (`cache_in`, `r1i`)."""
 
 
+_BRANCH, _OF_ENCODER = "use_cache_branch", ".encoder."
+"""Of decoders that Optimum merged from one for the first request and one for all others: what says which of them runs, and caches that
+only the first request makes. Later ones put out fillers for them, and take what the first one made."""
+
+
 @dataclass(frozen=True, slots=True)
 class StateText:
     """What a command line says of a model's state: which it is, and the shapes that its file leaves open, before the first request."""
@@ -91,7 +96,10 @@ def pairs_of(state: StateOption, signature: Signature, model: str) -> tuple[tupl
 def _found(signature: Signature) -> dict[str, str]:
     outputs = {arg.name: arg for arg in signature.outputs}
     found: dict[str, str] = {}
+    is_merged = any(arg.name == _BRANCH for arg in signature.inputs)
     for arg in (*signature.inputs, *signature.overridable):
+        if is_merged and _OF_ENCODER in arg.name:
+            continue
         names = (re.sub(pattern, new, arg.name, count=1) for pattern, new in _NAMES)
         if name := next((n for n in names if n in outputs and n != arg.name and _is_like(arg, outputs[n])), None):
             found[arg.name] = name
