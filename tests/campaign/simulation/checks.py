@@ -121,8 +121,9 @@ class Checks:
         return not outcome.token and READ_WHOLE in answer.reason and may_lack
 
     def _has_killers(self) -> bool:
-        """Whether something that was asked for ends workers."""
-        return any(other.trait in KILLERS for other in self.world.outcomes)
+        """Whether something ends workers: a request, or a model."""
+        kills = any(model.trait.startswith("kills") for model in self.world.story.models)
+        return kills or any(other.trait in KILLERS for other in self.world.outcomes)
 
     def _on_time(self, outcome: Outcome) -> None:
         """A request with no fault near it does not wait."""
