@@ -63,6 +63,7 @@ class OpenSequences:
 
         Raises:
             RefusedError: if its sequence is not open and this is not its first request, or too many requests of sequences run.
+            StateLostError: if a request in it does; it names the sequence as its client does.
         """
         opened = self._begin(part) if part.is_first else self._find(part)
         opened.requests += 1
@@ -78,9 +79,10 @@ class OpenSequences:
             if part.is_last:  # and is answered: its thread may have done it after its deadline
                 self._forget(part, opened)
                 _close(opened)
-        except StateLostError:
+        except StateLostError as error:
             self._forget(part, opened)
-            raise
+            why = str(error).partition(": ")[2]  # in front is what the session calls it, which may be another one's name here
+            raise StateLostError(f"sequence {part.sequence!r} of model '{self._model}': {why}") from error
         finally:
             opened.requests -= 1
             if part.is_first and not opened.answered:

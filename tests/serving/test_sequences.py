@@ -10,7 +10,9 @@ import grpc
 import numpy as np
 import pytest
 
+from bbgrap.errors import StateLostError
 from bbgrap.planners.options import PlanOptions
+from bbgrap.protocol.client_messages import EndSequence
 from bbgrap.serving.infer_request import part_of
 from bbgrap.serving.model import ServedModel
 from bbgrap.session.sequence import StatefulRuns
@@ -237,6 +239,22 @@ def test_sequences_that_have_made_room_are_not_remembered(cluster, tmp_path):
 def living_runs():
     gc.collect()
     return sum(isinstance(thing, StatefulRuns) for thing in gc.get_objects())
+
+
+def test_a_sequence_whose_state_is_lost_is_named_as_its_client_names_it(cluster, tmp_path):
+    """Its session counts sequences: the number was that of another one."""
+    (tmp_path / "lstm.onnx").write_bytes(lstm())
+    model = ServedModel.load("lstm", "1", tmp_path / "lstm.onnx", cluster.connection, PlanOptions("single"), 60.0, StateText("auto", {}), 1)
+    feed = sound(np.random.default_rng(15))
+
+    async def all_of_it():
+        await in_order(model, [(feed, part("mine", start=True))])
+        cluster.connection.tell(EndSequence(model.sequences._open["mine"].runs._number))
+        return await in_order(model, [(feed, part("mine"))])
+
+    (lost,) = asyncio.run(all_of_it())
+    assert isinstance(lost, StateLostError)
+    assert str(lost) == "sequence 'mine' of model 'lstm': the coordinator does not know it, or not any more; begin it again"
 
 
 def test_a_last_request_that_was_done_too_late_may_come_again(cluster, tmp_path):
