@@ -26,8 +26,8 @@ PAUSE_S = 0.1
 STATE = (("past", "present"),)
 READS, FORKS = 0.1, 0.1
 """How often a sequence's state is read, or another one goes on from it."""
-BAD, RESETS = (("fail", 0.05), ("kill", 0.01)), 0.05
-"""How often a request of a sequence is bad, or a sequence begins again, where a story has that."""
+TRAITS, RESETS = (("fail", 0.05), ("kill", 0.01), ("record", 0.1)), 0.05
+"""How often a request of a sequence fails, ends workers or is recorded, or a sequence begins again, where a story has that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,8 +170,8 @@ class Client(Process):
             if world.ends_sequences:
                 break
             reads = bool(sequence.step) and world.rng.random() < READS
-            trait = "" if reads else self._bad_trait()
-            token = "" if reads else f"x{len(world.outcomes)}{f'!{trait}' if trait else ''},"
+            trait = "" if reads else self._trait()
+            token = "" if reads else f"x{len(world.outcomes)}{f'!{trait}' if trait in {'fail', 'kill'} else ''},"
             outcome = world.expect(self, use, token, trait, deadline_s)
             outcome.before, outcome.is_forked = sequence.before, sequence.is_forked
             answer = yield from self._run_step(sequence, outcome, reads=reads)
@@ -191,11 +191,11 @@ class Client(Process):
             self.to_head.send(world.through_codec(c.EndSequence(sequence.number), "head"))
         return c.Failed(0, c.Fault.UNAVAILABLE, "it has ended")
 
-    def _bad_trait(self) -> str:
-        """Return what is wrong with the next request of a sequence."""
+    def _trait(self) -> str:
+        """Return what is unusual about the next request of a sequence."""
         if not self.world.story.has_bad_steps:
             return ""
-        return next((trait for trait, part in BAD if self.world.rng.random() < part), "")
+        return next((trait for trait, part in TRAITS if self.world.rng.random() < part), "")
 
     def _begins_again(self) -> bool:
         """Whether a sequence is begun again with the next request, without having been ended."""
@@ -209,7 +209,7 @@ class Client(Process):
                 answer = yield from self._prepare(outcome.use, wait=False)
                 sequence.plan = answer.plan if isinstance(answer, c.ModelPrepared) else ""
             if sequence.plan:
-                answer = yield partial(_go_on, replace(sequence), left, outcome.token, reads)
+                answer = yield partial(_go_on, replace(sequence), left, outcome, reads)
             if not isinstance(answer, c.Failed) or answer.fault not in {*RETRY, c.Fault.BUSY}:
                 return answer
             if answer.fault in {c.Fault.UNKNOWN_MODEL, c.Fault.UNKNOWN_PLAN} and sequence.step:
@@ -276,7 +276,7 @@ def _run(plan: str, left: float, token: str, record: bool, call: int) -> c.Call:
     return c.RunModel(call, plan, left, (), (token.encode(),), record)
 
 
-def _go_on(sequence: Sequence, left: float, token: str, reads: bool, call: int) -> c.Call:
-    inputs = () if reads else (TensorHeader("x", DType.UINT8, (len(token),)),)
-    payload = () if reads else (token.encode(),)
-    return c.RunModel(call, sequence.plan, left, inputs, payload, False, sequence.number, sequence.step, reads)
+def _go_on(sequence: Sequence, left: float, outcome: Outcome, reads: bool, call: int) -> c.Call:
+    inputs = () if reads else (TensorHeader("x", DType.UINT8, (len(outcome.token),)),)
+    payload = () if reads else (outcome.token.encode(),)
+    return c.RunModel(call, sequence.plan, left, inputs, payload, outcome.trait == "record", sequence.number, sequence.step, reads)

@@ -79,7 +79,7 @@ class Story:
     kept_bytes: int = MAX_KEPT_BYTES
     """Of inputs of sequences that the coordinator keeps."""
     has_bad_steps: bool = False
-    """Whether some requests of sequences fail or end workers, and some sequences begin again before their end."""
+    """Whether some requests of sequences fail, end workers or are recorded, and some sequences begin again before their end."""
 
     @property
     def length(self) -> int:
