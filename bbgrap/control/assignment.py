@@ -139,6 +139,14 @@ class RequestAssigner:
         standby = plan.standby
         return standby.quarantine if request.deaths and standby is not None and standby.quarantine_ends > request.deadline else ""
 
+    def home_rests(self, request: Request, now: float) -> str:
+        """Return why what has a request's state, which cannot be made anew, is not run before its deadline; nothing if it may be."""
+        sequence = request.sequence
+        if sequence is None or not self._sequences.waits_for_home(sequence, now):
+            return ""
+        plan = self._loading.by_epoch[sequence.epoch].plan
+        return plan.quarantine if plan.quarantine_ends > request.deadline else ""
+
     def can_answer(self, standby: ServedPlan, now: float) -> bool:
         """Whether a model's standby answers, or will."""
         failed = standby.failed and not standby.variants and standby.job is None

@@ -199,6 +199,9 @@ class Requests:
                 done += self.table.fail(request.number, "failed", fault, NO_PROGRAM.format(request.number))
             elif why := self.assigner.waits_in_vain(plan, request):
                 done += self.table.fail(request.number, "failed", Fault.EXECUTION, f"request {request.number} has ended a worker: {why}")
+            elif why := self.assigner.home_rests(request, self.table.now):
+                reason = f"request {request.number}: what has the state of its sequence is not run before its deadline: {why}"
+                done += self.table.fail(request.number, "failed", Fault.EXECUTION, reason)
         return done
 
     def _fail_lost(self, request: Request, sequence: Sequence, why: str) -> list[CoordinatorInstruction]:

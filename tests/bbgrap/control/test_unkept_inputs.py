@@ -98,6 +98,18 @@ def test_a_state_on_a_plan_that_is_not_run_for_a_while_is_there_afterwards(unkep
     assert int(bytes(unkept.until_answered(call).payload[0])) == 4
 
 
+def test_a_state_on_a_plan_that_is_not_run_before_the_deadline_is_not_waited_for_and_not_lost(unkept):
+    """Its request was told of nothing but its deadline, when that had passed (seed 43001441)."""
+    home, _ = its_home(unkept)
+    home.plan.quarantine = "it has ended workers"
+    call = unkept.run_of(1, 3, 1)
+    unkept.settle()
+    assert unkept.answer(call).fault is c.Fault.EXECUTION
+    assert "what has the state of its sequence is not run before its deadline: it has ended workers" in unkept.answer(call).reason
+    home.plan.quarantine = ""
+    assert total(unkept, 1, 3, 1) == 4
+
+
 def test_a_request_whose_home_takes_none_while_its_links_are_tried_waits_for_it(unkept):
     """Nothing else takes it: it was said to be of the wrong shapes (seed 38030024, with 3,000 bytes of inputs kept)."""
     home, agent = its_home(unkept)
