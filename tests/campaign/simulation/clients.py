@@ -193,7 +193,7 @@ class Client(Process):
 
     def _trait(self) -> str:
         """Return what is unusual about the next request of a sequence."""
-        if not self.world.story.has_bad_steps:
+        if not self.world.story.has_bad_steps or self.world.is_healed:
             return ""
         return next((trait for trait, part in TRAITS if self.world.rng.random() < part), "")
 

@@ -47,7 +47,7 @@ class World:
         """Until when loads that hung are ended, one after the other, each with all that its worker has loaded."""
         self.planner_fails = self.planner_late = self.planner_never = self.scaling_fails = self.loads_fail = self.loads_hang = 0.0
         self.outcomes: list[Outcome] = []
-        self.ends_sequences = False
+        self.is_healed = self.ends_sequences = False
         self.agents: dict[str, Agent] = {}
         self.by_identity: dict[bytes, Agent | Client] = {}
         self.shut_out: set[bytes] = set()
@@ -296,6 +296,7 @@ class World:
     def heal(self) -> None:
         """Let nothing be wrong any more."""
         self.log("*** all is healed")
+        self.is_healed = True
         self.planner_fails = self.planner_late = self.planner_never = self.scaling_fails = self.loads_fail = self.loads_hang = 0.0
         self.start_head()
         for name, _ in self.story.agents:
