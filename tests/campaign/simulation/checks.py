@@ -140,8 +140,9 @@ class Checks:
         bad = [other for other in self.world.outcomes if other.trait in {"slow", *KILLERS}]
         if any(begins - (other.until - other.asked) - forgotten < other.asked < ends for other in bad):
             return
-        # One that failed may have found nobody who had the model.
-        same = [o for o in self.world.outcomes if o.use.model == outcome.use.model and o.answers and isinstance(o.answers[0], c.RunResult)]
+        # One that failed may have found nobody who had the model; with state it is loaded apart.
+        uses = [use for use in story.uses if (use.model, use.state) == (outcome.use.model, outcome.use.state)]
+        same = [o for o in self.world.outcomes if o.use in uses and o.answers and isinstance(o.answers[0], c.RunResult)]
         if not any(o.ended < outcome.asked - 2.0 for o in same) or any(m.trait for m in story.models):
             return
         slowest = min(speed for _, speed in story.agents)
