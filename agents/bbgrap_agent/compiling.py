@@ -16,6 +16,7 @@ import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
+from pathlib import Path
 
 from bbgrap.compiler.artifacts import SegmentModel
 from bbgrap.engine.layout import SegmentCompiler, block_size
@@ -36,8 +37,12 @@ _log = logging.getLogger("bbgrap.agent")
 class SegmentLoader:
     """How this agent makes sessions of segments."""
 
-    weights: Callable[[SegmentModel], Mapping[str, Array]]
-    """Raises `ModelError` if one is gone."""
+    filed: Callable[[SegmentModel], tuple[bytes, Mapping[str, Array], Path | None]]
+    """Returns a segment that refers to files for its large weights, its other weights, and the files' folder, if there are any.
+
+    Raises:
+        ModelError: if a weight is gone.
+    """
     portable: Callable[[SegmentModel], Segment]
     compiled: Callable[[SegmentCompiler, Boundary, SegmentModel], Segment]
     reference: Callable[[SegmentModel], Segment]
@@ -139,7 +144,8 @@ def _begin(model: SegmentModel, step: LocalRun, buffers: list[BufferSpec], loade
     numbers = zip((*model.inputs, *model.outputs), (*step.inputs, *step.outputs), strict=True)
     shapes = {name: shape for name, number in numbers if (shape := buffers[number].shape) is not None}
     try:
-        compiler = SegmentCompiler(model.name, model.skeleton, loader.weights(model), block, shapes)
+        skeleton, weights, folder = loader.filed(model)
+        compiler = SegmentCompiler(model.name, skeleton, weights, block, shapes, folder)
     except ModelError as error:
         _log.info("segment '%s' stays portable: %s", model.name, error)
         return None

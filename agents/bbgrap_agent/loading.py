@@ -57,7 +57,7 @@ def load(
     shared = shared or SharedSegments()
     before, freed = shared.made, _Freed()
     loader = SegmentLoader(
-        lambda model: _weights_of(model, store),
+        lambda model: _filed(model, store),
         lambda model: freed.after(model, _load_segment(model, store, threads)),
         lambda compiler, boundary, model: freed.after(model, _load_compiled(compiler, boundary, model, threads)),
         lambda model: _made(model, _weights_of(model, store), threads, optimize=False),
@@ -123,15 +123,23 @@ def _weights_of(model: SegmentModel, store: WeightStore) -> dict[str, Array]:
 
 def _load_segment(model: SegmentModel, store: WeightStore, threads: int) -> Segment:
     """Make a segment as it was shipped. Weights that are in files are packed from there: nothing else has them in memory."""
-    weights = _weights_of(model, store)
-    if parts := store.parts({name: model.weights[name].digest for name, array in weights.items() if array.nbytes > SMALL_BYTES}):
-        others = {name: array for name, array in weights.items() if name not in parts}
+    skeleton, weights, folder = _filed(model, store)
+    if folder is not None:
         try:
-            return _made(replace(model, skeleton=with_files(model.skeleton, parts)), others, threads, folder=store.directory)
+            return _made(replace(model, skeleton=skeleton), weights, threads, folder=folder)
         except ModelError as error:
             # Another agent that shares the folder may have removed one: what is mapped here is still there.
             _log.info("%s; its weights are given from memory", error)
-    return _made(model, weights, threads)
+    return _made(model, _weights_of(model, store), threads)
+
+
+def _filed(model: SegmentModel, store: WeightStore) -> tuple[bytes, Mapping[str, Array], Path | None]:
+    """Return a segment that refers to files, its weights that are in none, and the folder of the files, if there are any."""
+    weights = _weights_of(model, store)
+    parts = store.parts({name: model.weights[name].digest for name, array in weights.items() if array.nbytes > SMALL_BYTES})
+    if not parts:
+        return model.skeleton, weights, None
+    return with_files(model.skeleton, parts), {name: array for name, array in weights.items() if name not in parts}, store.directory
 
 
 def _made(model: SegmentModel, weights: Mapping[str, Array], threads: int, *, optimize: bool = True, folder: Path | None = None) -> Segment:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from functools import cache
+from pathlib import Path
 from types import MappingProxyType
 from weakref import WeakValueDictionary
 
@@ -69,8 +70,9 @@ class SegmentCompiler:
         weights: Mapping[str, Array],
         block: int,
         shapes: Mapping[str, tuple[int, ...]] = MappingProxyType({}),
+        folder: Path | None = None,
     ) -> None:
-        """Take a segment as it was shipped, with its weights by name and the shapes of its inputs and outputs.
+        """Take a segment as it was shipped, with the shapes of its inputs and outputs, and its weights by name but for those in files.
 
         Raises:
             ModelError: if the segment is not one that can be compiled.
@@ -82,11 +84,11 @@ class SegmentCompiler:
         self.hopeless = not whole
         self.candidates = frozenset(whole.intersection(self.front.inputs))
         self._data, self._crops = crops_to_pools(self.front.data)
-        self._weights = {name: weights[name] for name in self.front.weights}
+        self._weights = {name: weights[name] for name in self.front.weights if name in weights}
         bounds = [(crop.result, crop.bounds) for crop in self._crops]
         self.key = hashlib.sha256(common_form(self._data, self.front.moving) + repr(bounds).encode()).hexdigest()
         self._optimized: tuple[frozenset[str], OnnxModel] | None = None
-        self._shipped = skeleton, weights
+        self._shipped = skeleton, weights, folder
 
     def resized(self, shapes: Mapping[str, tuple[int, ...]]) -> SegmentCompiler:
         """Return the compiler of the same segment with inputs of other shapes, by name.
@@ -94,8 +96,8 @@ class SegmentCompiler:
         Raises:
             ModelError: if it is not one that can be compiled and run with them.
         """
-        skeleton, weights = self._shipped
-        return SegmentCompiler(self.name, skeleton, weights, self.block, shapes_at(skeleton, shapes))
+        skeleton, weights, folder = self._shipped
+        return SegmentCompiler(self.name, skeleton, weights, self.block, shapes_at(skeleton, shapes), folder)
 
     def boundary(self, wanted: frozenset[str]) -> Boundary:
         """Return which of the wanted inputs gain from being blocked, and which outputs can be blocked then.
@@ -127,7 +129,7 @@ class SegmentCompiler:
             data = with_stand_ins(self._data, inputs)
             level = ort.GraphOptimizationLevel.ORT_ENABLE_ALL
             without = (*segments_without(data), *((JOINS_AXES,) if any(self.front.moving.values()) else ()))
-            self._optimized = inputs, optimized(data, self._weights, level, self.name, without)
+            self._optimized = inputs, optimized(data, self._weights, level, self.name, without, self._shipped[2])
         return self._optimized[1]
 
 

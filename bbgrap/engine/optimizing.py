@@ -28,17 +28,22 @@ _UNVERSIONED = "com.microsoft"
 
 
 def optimized(
-    data: bytes, weights: Mapping[str, Array], level: ort.GraphOptimizationLevel, name: str, without: Sequence[str] = ()
+    data: bytes,
+    weights: Mapping[str, Array],
+    level: ort.GraphOptimizationLevel,
+    name: str,
+    without: Sequence[str] = (),
+    folder: Path | None = None,
 ) -> OnnxModel:
-    """Return what onnxruntime makes of a model at a level; `weights` are those whose bytes are not in it.
+    """Return what onnxruntime makes of a model at a level; `weights` are those whose bytes are neither in it nor in files of `folder`.
 
     `without` names optimisations that are left out.
 
     Raises:
         ModelError: if onnxruntime cannot load the model.
     """
-    with tempfile.TemporaryDirectory(prefix="bbgrap-") as folder:
-        directory = Path(folder)
+    with tempfile.TemporaryDirectory(prefix="bbgrap-") as scratch:
+        directory = Path(scratch)
         file = directory / "model.onnx"
         options = session_options(threads=1)
         options.graph_optimization_level = level
@@ -46,7 +51,7 @@ def optimized(
         options.add_session_config_entry("session.optimized_model_external_initializers_file_name", _WEIGHTS_FILE)
         options.add_session_config_entry("session.optimized_model_external_initializers_min_size_in_bytes", str(_OUTSIDE_BYTES))
         options.add_session_config_entry("session.disable_prepacking", "1")  # nothing will be run
-        open_session(data, options, weights, without)
+        open_session(data, options, weights, without, folder=folder)
         model = parse_model(file.read_bytes(), directory, name)  # its weights stay mapped after their file is gone
     drop_defaults(model.proto.graph, _own_defaults())
     return model

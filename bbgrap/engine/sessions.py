@@ -107,11 +107,9 @@ def make_session(
         ModelError: if onnxruntime cannot load the model.
     """
     options = session_options(threads=threads, shared_pool=shared_pool, spinning=spinning)
-    if folder is not None:
-        options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(folder))
     level = ort.GraphOptimizationLevel
     options.graph_optimization_level = level.ORT_ENABLE_ALL if optimize else level.ORT_DISABLE_ALL
-    return open_session(model, options, weights or {}, segments_without(model) if segment else (), share=not optimize)
+    return open_session(model, options, weights or {}, segments_without(model) if segment else (), share=not optimize, folder=folder)
 
 
 def session_options(*, threads: int | None, shared_pool: bool = False, spinning: bool | int = True) -> ort.SessionOptions:
@@ -133,17 +131,26 @@ def session_options(*, threads: int | None, shared_pool: bool = False, spinning:
 
 
 def open_session(
-    model: bytes | Path, options: ort.SessionOptions, weights: Mapping[str, Array], without: Sequence[str] = (), *, share: bool = False
+    model: bytes | Path,
+    options: ort.SessionOptions,
+    weights: Mapping[str, Array],
+    without: Sequence[str] = (),
+    *,
+    share: bool = False,
+    folder: Path | None = None,
 ) -> ort.InferenceSession:
     """Load a model with the given options on the CPU, without the optimisations of these names.
 
     With `share` the session computes with these very arrays, otherwise with copies. Not for what is optimised: onnxruntime would believe
-    that a weight of this name has this content, and some optimisations write another one under the same name.
+    that a weight of this name has this content, and some optimisations write another one under the same name. The files that the bytes of
+    a model refer to are in `folder`.
 
     Raises:
         ModelError: if onnxruntime cannot load the model; its reason in one line.
     """
     values = {name: ort.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(array)) for name, array in weights.items()}
+    if folder is not None:
+        options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(folder))
     if values:
         options.add_external_initializers(list(values), list(values.values()))
         for name, value in values.items() if share else ():

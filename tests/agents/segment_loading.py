@@ -21,8 +21,8 @@ from bbgrap.runtime.schedule import check_schedule
 def loader_of(artifacts: Artifacts) -> SegmentLoader:
     """Return what makes sessions of segments as an agent does; their references are what was shipped."""
 
-    def weights(model: SegmentModel) -> dict[str, Array]:
-        return {name: artifacts.weights[ref.digest] for name, ref in model.weights.items()}
+    def filed(model: SegmentModel) -> tuple[bytes, dict[str, Array], None]:
+        return model.skeleton, {name: artifacts.weights[ref.digest] for name, ref in model.weights.items()}, None
 
     def portable(model: SegmentModel) -> Segment:
         return caller(load_segment(model, artifacts.weights), model.inputs, model.outputs)
@@ -30,7 +30,7 @@ def loader_of(artifacts: Artifacts) -> SegmentLoader:
     def compiled(compiler: SegmentCompiler, boundary: Boundary, model: SegmentModel) -> Segment:
         return caller(compiler.build(boundary, threads=1), compiler.front.inputs, model.outputs)
 
-    return SegmentLoader(weights, portable, compiled, portable)
+    return SegmentLoader(filed, portable, compiled, portable)
 
 
 def run(artifacts: Artifacts, feeds: Sequence[Array], loaded: Sequence[CompiledDeployment]) -> list[Array]:

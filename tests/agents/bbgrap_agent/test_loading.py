@@ -1,6 +1,7 @@
 """What loading takes of an agent's memory at its worst moment."""
 
 import hashlib
+import logging
 import sys
 import threading
 import time
@@ -14,12 +15,20 @@ from bbgrap_agent.weight_files import weight_file
 from bbgrap_agent.weights import WeightStore
 from onnx import TensorProto, helper
 
+from bbgrap.cluster import Cluster
 from bbgrap.compiler.artifacts import SegmentModel, WeightRef
+from bbgrap.engine import layout
+from bbgrap.engine.layout import block_size
+from bbgrap.engine.load import load_graph
+from bbgrap.engine.prepare import prepare_graph
 from bbgrap.engine.sessions import make_session
 from bbgrap.graph import DType, TensorType
 from bbgrap.graph.weights import digest_of
+from bbgrap.planners.options import PlanOptions
 from bbgrap.protocol.messages import Deploy
 from bbgrap.runtime.schedule import BufferSpec, LocalRun, Schedule
+from bbgrap.zoo import materialize
+from tests.agents.segment_loading import run
 
 ROWS, SEGMENTS = 2048, 8
 TYPE = TensorType(DType.FLOAT, (ROWS, ROWS))
@@ -90,6 +99,33 @@ def test_a_weight_whose_file_is_gone_meanwhile_is_given_from_memory(tmp_path, mo
     weight_file(tmp_path, digest).unlink()
     loaded = load(deploy(segments), store, 1, "127.0.0.1")
     assert np.array_equal(loaded.segments[0]([np.ones((1, ROWS), np.float32)])[0], np.zeros((1, ROWS)))
+
+
+@pytest.mark.skipif(block_size() is None, reason="onnxruntime does not block feature maps on this CPU")
+def test_segments_are_compiled_from_files_as_from_memory(tmp_path, monkeypatch, caplog):
+    graph = load_graph(materialize("tiny"), {"input": (1, 3, 32, 32)})
+    ((planned, _),) = prepare_graph(graph, Cluster.even(2), PlanOptions("bbgrap", "rows"))
+    artifacts, store = planned.artifacts, WeightStore(tmp_path)
+    for digest, array in artifacts.weights.items():
+        assert store._write(digest, array)
+    caplog.set_level(logging.INFO, "bbgrap.agent")
+    folders, own = [], layout.optimized
+
+    def optimized(*arguments):
+        folders.append(arguments[-1])
+        return own(*arguments)
+
+    monkeypatch.setattr(layout, "optimized", optimized)
+    answers = []
+    for small in (0, 1 << 30):
+        monkeypatch.setattr(loading, "SMALL_BYTES", small)
+        loaded = [load(Deploy(1, (), d.schedule, d.segments), store, 1, "127.0.0.1") for d in artifacts.devices]
+        answers.append(run(artifacts, [np.ones((1, 3, 32, 32), np.float32)], loaded))
+    said = [record.getMessage() for record in caplog.records if "compiled for this machine" in record.getMessage()]
+    assert said[:2] == said[2:]
+    assert not said[0].startswith("0 of")
+    assert set(folders) == {tmp_path, None}
+    assert all(np.array_equal(one, other) for one, other in zip(*answers, strict=True))
 
 
 @counts_memory
