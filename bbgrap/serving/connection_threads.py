@@ -155,13 +155,13 @@ class ConnectionThread:
             try:
                 with self._gateway.admitted():
                     answer = self._answer(head, model, read[len(text) :])
-                    self._gateway.count_unsent(1)
+                    is_sent = self._gateway.begin_sending(sum(map(len, answer.parts)))
             except RefusedError:  # it was not let in, and nothing more was read
                 return read
             try:
                 self._send(answer)
             finally:
-                self._gateway.count_unsent(-1)
+                is_sent()
             if answer.is_last or self.is_ending:
                 raise _EndedError
             self.answered += 1

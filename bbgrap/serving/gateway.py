@@ -48,6 +48,9 @@ _LOOK_EVERY_S, _SILENT_S = 1.0, 2.0
 _GIVES_BACK_EVERY = 60
 """After so many looks at which nothing had come since the one before, and after the first, what was freed is given back to the system."""
 
+MOST_UNSENT_BYTES = 1 << 30
+"""Of answers that are still sent, beyond which no request is let in: clients that were stopped have them kept. One may be larger."""
+
 _PATIENCE_S = 10.0
 """So long requests that run wait for a coordinator that is away: one that is started anew goes on with them."""
 
@@ -81,9 +84,8 @@ class Inference(Generic[R]):
 class Gateway:
     """A server's requests.
 
-    Invariants: `in_flight` counts those that were let in and have not ended, `unsent` the answers to them that are still sent,
-    `_come` all of them.
-    What is not asynchronous any thread may call.
+    Invariants: `in_flight` counts those that were let in and have not ended, `unsent` the answers to them that are still sent, which have
+    `_unsent_bytes`, `_come` all of them. What is not asynchronous any thread may call.
     """
 
     def __init__(self, connection: Connection, repository: Repository, limits: Limits, tracing: Tracing | None = None) -> None:
@@ -93,6 +95,7 @@ class Gateway:
         self.tracing = tracing or Tracing()
         self.in_flight = 0
         self.unsent = 0
+        self._unsent_bytes = 0
         self._come = 0
         self._lock = threading.Lock()
         self.is_loaded = False
@@ -172,13 +175,16 @@ class Gateway:
         """Let a request in.
 
         Raises:
-            RefusedError: if there are too many, the server stops, or there is no coordinator.
+            RefusedError: if there are too many, or too many answers that nobody takes, the server stops, or there is no coordinator.
         """
         if self.is_draining or self._away:
             raise RefusedError(Refusal.UNAVAILABLE, "the server is stopping" if self.is_draining else self._away)
         with self._lock:
             if self.in_flight >= self.limits.in_flight:
                 raise RefusedError(Refusal.BUSY, f"{self.in_flight} requests are in flight, no more are taken (--max-in-flight)")
+            if self._unsent_bytes > MOST_UNSENT_BYTES and self.unsent > 1:
+                kept = f"{self.unsent} answers of {self._unsent_bytes} bytes are not taken by their clients"
+                raise RefusedError(Refusal.BUSY, f"{kept}; no more requests are before some are")
             self.in_flight += 1
             self._come += 1
         try:
@@ -187,10 +193,18 @@ class Gateway:
             with self._lock:
                 self.in_flight -= 1
 
-    def count_unsent(self, by: int) -> None:
-        """Count an answer whose client has not taken all of it: it takes nobody's place, but a server that stops waits for it."""
+    def begin_sending(self, nbytes: int) -> Callable[[], None]:
+        """Count an answer whose client has not taken all of it; return what is to be called when it has.
+
+        It takes nobody's place, but a server that stops waits for it.
+        """
+        self._count_unsent(1, nbytes)
+        return partial(self._count_unsent, -1, -nbytes)
+
+    def _count_unsent(self, answers: int, nbytes: int) -> None:
         with self._lock:
-            self.unsent += by
+            self.unsent += answers
+            self._unsent_bytes += nbytes
 
     async def infer(self, model: ServedModel, work: Inference[R]) -> R:
         """Return the answer to a request that was let in.

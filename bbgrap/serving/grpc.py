@@ -175,8 +175,8 @@ class _Calls:
             sent = dict(context.invocation_metadata() or ())
             answer = partial(_response, model, asked)
             answered = await self._gateway.infer(model, Inference(asked, answer, str(sent.get("traceparent", ""))))
-        self._gateway.count_unsent(1)
-        context.add_done_callback(lambda _: self._gateway.count_unsent(-1))
+        is_sent = self._gateway.begin_sending(answered.ByteSize())
+        context.add_done_callback(lambda _: is_sent())
         return answered
 
     def _model(self, request: Any) -> ServedModel:  # noqa: ANN401

@@ -67,6 +67,7 @@ class _Protocol(HttpToolsProtocol):
         """Whether a thread has answered something, or was never asked."""
         self._taking: asyncio.TimerHandle | None = None
         """Looks whether an answer is taken that its client does not take at once."""
+        self._is_sent: Callable[[], None] | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's
         """Begin."""
@@ -87,7 +88,9 @@ class _Protocol(HttpToolsProtocol):
     def pause_writing(self) -> None:
         """An answer is longer than what its client takes at once; one that takes nothing of it is not waited for, closed or not."""
         super().pause_writing()
-        self._look_again(self.transport.get_write_buffer_size())
+        left = self.transport.get_write_buffer_size()
+        self._is_sent = self._threads.gateway.begin_sending(left)
+        self._look_again(left)
 
     def resume_writing(self) -> None:
         """Almost all of it is taken."""
@@ -108,6 +111,9 @@ class _Protocol(HttpToolsProtocol):
         if self._taking is not None:
             self._taking.cancel()
             self._taking = None
+        if self._is_sent is not None:
+            self._is_sent()
+            self._is_sent = None
 
     def on_message_begin(self) -> None:
         """A request begins."""

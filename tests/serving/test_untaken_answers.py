@@ -14,7 +14,9 @@ import pytest
 from starlette.responses import Response
 from starlette.routing import Route
 
+from bbgrap.serving import gateway as gateways
 from bbgrap.serving.gateway import Gateway, Limits
+from bbgrap.serving.refusals import RefusedError
 from bbgrap.serving.repository import Repository
 from bbgrap.serving.server import listen, serve
 from tests.serving.conftest import serving
@@ -28,10 +30,10 @@ LARGE = 24 << 20
 
 
 def served_to(cluster, client):
-    """Serve a large answer, and return what a client makes of it, with its port."""
+    """Serve a large answer, and return what a client makes of it, with the server's port and gateway."""
 
     def begin(*_):
-        future = pool.submit(client, listening.getsockname()[1])
+        future = pool.submit(client, listening.getsockname()[1], gateway)
         future.add_done_callback(lambda _: os.kill(os.getpid(), signal.SIGTERM))
         futures.append(future)
 
@@ -48,7 +50,7 @@ def served_to(cluster, client):
 def test_who_takes_nothing_is_not_waited_for_and_who_is_slow_gets_all(cluster, monkeypatch, connection, is_slow):
     monkeypatch.setitem(serve.__globals__, "IDLE_S", 0.5)
 
-    def client(port):
+    def client(port, _):
         with socket.create_connection(("127.0.0.1", port), 20) as asking:
             asking.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 17)  # else what was taken is told in steps of megabytes
             asking.sendall(f"GET /large HTTP/1.1\r\nHost: localhost\r\nConnection: {connection}\r\n\r\n".encode())
@@ -62,6 +64,27 @@ def test_who_takes_nothing_is_not_waited_for_and_who_is_slow_gets_all(cluster, m
             return got
 
     assert (served_to(cluster, client) > LARGE) == is_slow
+
+
+def test_answers_that_nobody_takes_are_bounded(cluster, monkeypatch):
+    monkeypatch.setattr(gateways, "MOST_UNSENT_BYTES", LARGE * 3 // 2)
+
+    def is_let_in(gateway):
+        with suppress(RefusedError), gateway.admitted():
+            return True
+        return False
+
+    def client(port, gateway):
+        with ExitStack() as opened:
+            for number in (1, 2):
+                asking = opened.enter_context(socket.create_connection(("127.0.0.1", port), 20))
+                asking.sendall(b"GET /large HTTP/1.1\r\nHost: localhost\r\n\r\n")
+                until(lambda number=number: gateway.unsent == number)
+                assert is_let_in(gateway) == (number == 1)
+        until(lambda: gateway.unsent == 0)
+        return is_let_in(gateway)
+
+    assert served_to(cluster, client)
 
 
 def own_bytes(process):
