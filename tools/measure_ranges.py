@@ -1,10 +1,11 @@
 """Measure the ranges of maps that the quantized networks of the zoo are made with, over seeded inputs, and write them to a file.
 
-python tools/measure_ranges.py > bbgrap/zoo/ranges.py
+python tools/measure_ranges.py > bbgrap/zoo/ranges.json
 """
 
 from __future__ import annotations
 
+import json
 import tempfile
 from dataclasses import replace
 from pathlib import Path
@@ -20,13 +21,6 @@ from bbgrap.zoo.quantized import mapped_values
 NETWORKS = ("mobilenet_v2", "resnet50", "tiny")
 INPUTS = 4
 DIGITS = 4
-
-HEADER = '''"""The smallest and largest values of maps over seeded inputs; written by `tools/measure_ranges.py`, not by hand."""
-
-from __future__ import annotations
-
-from collections.abc import Mapping
-'''
 
 
 def ranges_of(graph: Graph) -> dict[str, tuple[float, float]]:
@@ -53,14 +47,7 @@ def _rounded(value: np.floating) -> float:
 
 def main() -> None:
     """Print the file."""
-    print(HEADER)
-    print("RANGES: Mapping[str, Mapping[str, tuple[float, float]]] = {")
-    for network in NETWORKS:
-        print(f'    "{network}": {{')
-        for name, (low, high) in ranges_of(zoo.build(network)).items():
-            print(f'        "{name}": ({low!r}, {high!r}),')
-        print("    },")
-    print("}")
+    print(json.dumps({network: ranges_of(zoo.build(network)) for network in NETWORKS}, indent=1))
 
 
 if __name__ == "__main__":

@@ -18,8 +18,7 @@ from bbgrap.user_folders import cache_folder
 from bbgrap.zoo import decoder, llama, voice
 from bbgrap.zoo.convolutional import alexnet, mobilenet_v2, resnet50, resnet152, tiny, unet, vgg16
 from bbgrap.zoo.forests import forest
-from bbgrap.zoo.quantized import quantized
-from bbgrap.zoo.ranges import RANGES
+from bbgrap.zoo.quantized import measured_ranges, quantized
 from bbgrap.zoo.vit import vit_b16
 from bbgrap.zoo.yolo import yolo
 
@@ -34,7 +33,7 @@ _BUILDERS: dict[str, Callable[[], Graph]] = {
 
 
 def _in_8_bits(recipe: Callable[[], Graph]) -> Graph:
-    return quantized(recipe(), f"{recipe.__name__}_int8", RANGES[recipe.__name__])
+    return quantized(recipe(), f"{recipe.__name__}_int8", measured_ranges(recipe.__name__))
 
 
 _BUILDERS |= {f"{recipe.__name__}_int8": partial(_in_8_bits, recipe) for recipe in (mobilenet_v2, resnet50, tiny)}

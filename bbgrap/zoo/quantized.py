@@ -3,13 +3,16 @@
     x -- QuantizeLinear -- DequantizeLinear -- Conv -- Relu -- QuantizeLinear -- ...
                   weight: int8 -- DequantizeLinear --'   a batch normalisation is folded into it before
 
-Every map has one scale and zero point, from the range of its values over seeded inputs (`bbgrap.zoo.ranges`). What only selects or
+Every map has one scale and zero point, from the range of its values over seeded inputs (`ranges.json`). What only selects or
 renames values keeps those of its input; an activation has no map before it. Biases are int32, by the scales of input and weight.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
+from pathlib import Path
+from typing import cast
 
 import numpy as np
 
@@ -23,6 +26,12 @@ Range = tuple[float, float]
 _KEEPS_SCALE = frozenset({"MaxPool", "Flatten", "Reshape", "Transpose"})
 _ACTIVATIONS = frozenset({"Relu", "Clip"})
 _WITH_WEIGHTS = frozenset({"Conv", "Gemm"})
+
+
+def measured_ranges(network: str) -> Mapping[str, Range]:
+    """Return the ranges of a network's values, as `tools/measure_ranges.py` has measured them."""
+    measured = json.loads(Path(__file__).with_name("ranges.json").read_text(encoding="utf-8"))
+    return cast("Mapping[str, Range]", measured[network])
 
 
 def quantized(graph: Graph, name: str, ranges: Mapping[str, Range]) -> Graph:
