@@ -119,14 +119,16 @@ def session_options(*, threads: int | None, shared_pool: bool = False, spinning:
     options.log_severity_level = _FATAL
     if _arena_is_shared:
         options.add_session_config_entry("session.use_env_allocators", "1")
-    if (shared_pool and count > 1 and _share_pool(count)) or _pool_threads:
+    if shared_pool and count > 1:
+        _share_pool(count)
+    if _pool_threads:
         options.use_per_session_threads = False
         return options
     options.intra_op_num_threads = count
     options.inter_op_num_threads = 1
     options.add_session_config_entry("session.intra_op.allow_spinning", "1" if spinning else "0")
     if spinning is not True and spinning:
-        options.add_session_config_entry("session.intra_op.spin_duration_us", str(spinning))  # unknown before 1.26, and ignored
+        options.add_session_config_entry("session.intra_op.spin_duration_us", str(spinning))
     return options
 
 
@@ -231,10 +233,9 @@ def _idle_session() -> ort.InferenceSession:
     return make_session(write_graph(graph, weights="inline").data, threads=1)
 
 
-def _share_pool(threads: int) -> bool:
-    """Make this process's shared pool unless it exists; return whether there is one."""
+def _share_pool(threads: int) -> None:
+    """Make this process's shared pool unless it exists."""
     global _pool_threads  # noqa: PLW0603,RUF100 - onnxruntime's pool is one per process, too
-    if not _pool_threads and hasattr(ort, "set_global_thread_pool_sizes"):  # since 1.23
+    if not _pool_threads:
         ort.set_global_thread_pool_sizes(threads, 1)
         _pool_threads = threads
-    return bool(_pool_threads)
