@@ -15,7 +15,7 @@ from math import prod
 from onnx import GraphProto, NodeProto, TensorProto, TypeProto, numpy_helper
 
 from bbgrap.graph.onnx_limits import MAX_EXTENT
-from bbgrap.graph.onnx_tidy import bodies_of, graphs_of, reads_of
+from bbgrap.graph.onnx_tidy import bodies_of, constant_tensors, graphs_of, reads_of
 
 _OF_SHAPES = frozenset({"Shape", "Size"})
 _NEVER_BELOW_ZERO = frozenset(
@@ -153,12 +153,11 @@ def parts_said(split: NodeProto) -> int:
 
 def _steering_well(graph: GraphProto) -> set[str]:
     """Return the constants of a graph, not of its bodies, that are a few numbers from zero on, and nothing else by their name."""
-    constants = [(tensor.name, tensor) for tensor in graph.initializer]
-    constants += [(n.output[0], a.t) for n in graph.node if n.op_type == "Constant" and n.output for a in n.attribute if a.name == "value"]
     named = Counter(name for each in graphs_of(graph) for node in each.node for name in node.output)
     named.update(tensor.name for each in graphs_of(graph) for tensor in each.initializer)
     named.update(value.name for each in graphs_of(graph) if each is not graph for value in each.input)
-    small = ((name, t) for name, t in constants if named[name] == 1 and t.data_type in _NUMBERS and 0 < prod(t.dims) <= _MOST_NUMBERS)
+    constants = ((name, tensor) for name, tensor in constant_tensors(graph).items() if named[name] == 1)
+    small = ((name, tensor) for name, tensor in constants if tensor.data_type in _NUMBERS and 0 < prod(tensor.dims) <= _MOST_NUMBERS)
     arrays = ((name, numpy_helper.to_array(t)) for name, t in small if t.data_location != TensorProto.EXTERNAL)
     return {name for name, array in arrays if ((array >= 0) & (array <= MAX_EXTENT)).all()}
 

@@ -13,13 +13,12 @@ from collections.abc import Mapping
 
 import numpy as np
 import onnx
-from onnx import GraphProto, NodeProto, helper, numpy_helper
+from onnx import GraphProto, NodeProto, TensorProto, helper, numpy_helper
 
 from bbgrap.graph.onnx_external import is_external
 from bbgrap.graph.onnx_infer import ends_who_infers
 from bbgrap.graph.onnx_read import LEAST_IR_VERSION, OnnxModel, array_of, describe
-from bbgrap.graph.onnx_tidy import bodies_of, copy_of, graphs_of, refill, standard_domain
-from bbgrap.graph.types import Array
+from bbgrap.graph.onnx_tidy import bodies_of, constant_tensors, copy_of, graphs_of, refill, standard_domain
 
 OLDEST_OPSET = 13
 """Older models are converted: from here on, parameters such as the axes of `Squeeze` are inputs."""
@@ -81,9 +80,9 @@ def _is_unsaid(model: OnnxModel, opset: int) -> bool:
     return not masks.isdisjoint(read.union(value.name for graph in graphs for value in graph.output))
 
 
-def _restore(graph: GraphProto, opset: int, outer: Mapping[str, Array]) -> None:
+def _restore(graph: GraphProto, opset: int, outer: Mapping[str, TensorProto]) -> None:
     """Say in a converted graph, in place, what its operators meant in an opset; `outer` are constants outside of it."""
-    constants = {**outer, **{tensor.name: array_of(tensor) for tensor in graph.initializer if not is_external(tensor)}}
+    constants = {**outer, **constant_tensors(graph)}
     nodes: list[NodeProto] = []
     for node in graph.node:
         for body in bodies_of(node):
@@ -96,8 +95,6 @@ def _restore(graph: GraphProto, opset: int, outer: Mapping[str, Array]) -> None:
             nodes += _asymmetric(node, constants.get(node.input[2]))
         else:
             nodes.append(node)
-        if node.op_type == "Constant" and node.attribute and node.attribute[0].name == "value":
-            constants[node.output[0]] = array_of(node.attribute[0].t)
     refill(graph.node, nodes)
 
 
@@ -112,8 +109,9 @@ def _flattened(node: NodeProto) -> tuple[NodeProto, ...]:
     )
 
 
-def _asymmetric(node: NodeProto, scales: Array | None) -> tuple[NodeProto, ...]:
+def _asymmetric(node: NodeProto, known: TensorProto | None) -> tuple[NodeProto, ...]:
     """Return a Resize as it was before it had modes; where it may make some axes larger and others smaller, one after the other."""
+    scales = None if known is None or is_external(known) else array_of(known)
     x, given, y = node.input[0], node.input[2], node.output[0]
     mode = next((attribute.s.decode() for attribute in node.attribute if attribute.name == "mode"), "nearest")
 

@@ -16,7 +16,7 @@ from bbgrap.errors import InputError
 from bbgrap.graph.onnx_computed import check_computed
 from bbgrap.graph.onnx_external import is_external
 from bbgrap.graph.onnx_read import ModelInput, OnnxModel, array_of, describe
-from bbgrap.graph.onnx_tidy import copy_of, forget_shapes, graphs_of, refill, serialized
+from bbgrap.graph.onnx_tidy import constant_tensors, copy_of, forget_shapes, graphs_of, refill, serialized
 from bbgrap.graph.types import Array, DType
 
 
@@ -140,10 +140,7 @@ def _shape_text(shape: tuple[int | str | None, ...] | None) -> str:
 
 def _free_reshapes(graph: onnx.GraphProto, batches: set[int]) -> None:
     """Let every `Reshape` whose constant shape begins with an old batch size take that size from its input."""
-    constants = {tensor.name: array_of(tensor) for tensor in graph.initializer if not is_external(tensor)}
-    for node in graph.node:
-        if node.op_type == "Constant" and node.attribute and node.attribute[0].name == "value":
-            constants[node.output[0]] = array_of(node.attribute[0].t)
+    constants = {name: array_of(tensor) for name, tensor in constant_tensors(graph).items() if not is_external(tensor)}
     for node in graph.node:
         shape = constants.get(node.input[1]) if node.op_type == "Reshape" and len(node.input) > 1 else None
         literal_zero = any(attribute.name == "allowzero" and attribute.i for attribute in node.attribute)

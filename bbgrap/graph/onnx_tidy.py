@@ -163,14 +163,19 @@ def free_sizes_below_zero(graph: GraphProto) -> None:
                 dim.ClearField("dim_value")
 
 
+def constant_tensors(graph: GraphProto) -> dict[str, TensorProto]:
+    """Return the tensors of a graph that are constant, by name, without those of its bodies: weights, and what its constants hold."""
+    told = (node for node in graph.node if node.op_type == "Constant")
+    values = {name: a.t for node in told for name in node.output[:1] for a in node.attribute if a.name == "value"}
+    return {tensor.name: tensor for tensor in graph.initializer} | values
+
+
 def leave_out_single_splits(graph: GraphProto, outer: ChainMap[str, TensorProto] | None = None) -> None:
     """Let every `SplitToSequence` into pieces of one have no `split`, in place; `outer` are constants outside of the graph.
 
     To onnxruntime that is the same, to onnx it is not: with a `split` it infers that the axis stays, whatever `keepdims` says.
     """
-    constants = {tensor.name: tensor for tensor in graph.initializer}
-    told = (node for node in graph.node if node.op_type == "Constant")
-    constants |= {name: a.t for node in told for name in node.output[:1] for a in node.attribute if a.name == "value"}
+    constants = constant_tensors(graph)
     known = ChainMap(constants) if outer is None else outer.new_child(constants)
     for node in graph.node:
         for body in bodies_of(node):
