@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 
 from bbgrap.costmodel.timeline import Timeline
 from bbgrap.report.gantt import timeline_svg
 from bbgrap.report.layer_map import layers_svg
 from bbgrap.report.layers import LayerReport
-from bbgrap.report.page_style import PAGE_STYLE, SCRIPT
-from bbgrap.report.svg import milliseconds, text
+from bbgrap.report.svg import STYLE, milliseconds, text
 from bbgrap.report.tables import exchange_table, facts_list, node_bars, prediction_error, segment_table, traffic_table
 from bbgrap.report.trace import SegmentTime
 
@@ -41,14 +41,18 @@ def report_html(
         f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}"/>',
         '<meta name="viewport" content="width=device-width, initial-scale=1"/>',
         f"<title>{text(title)}</title>",
-        f"<style>{PAGE_STYLE}</style></head>",
+        f"<style>{STYLE}{_beside('page.css')}</style></head>",
         f'<body class="bbgrap"><main><h1>{text(title)}</h1>',
         *facts_list(facts or {}),
         *_sections(measured, predicted, segments, layers),
         '</main><div id="tip"></div>',
-        f"<script>{SCRIPT}</script></body></html>",
+        f"<script>{_beside('page.js')}</script></body></html>",
     ]
     return "\n".join(parts) + "\n"
+
+
+def _beside(name: str) -> str:
+    return Path(__file__).with_name(name).read_text(encoding="utf-8")
 
 
 def _sections(
