@@ -10,6 +10,7 @@ processes that belong to us (agents), and off by default.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -31,6 +32,9 @@ _FATAL = 4
 """onnxruntime's log level: every error also arrives as an exception, and warnings are not for the user's terminal."""
 _REASON_LETTERS = 800
 """Of what onnxruntime says: it repeats names of the model, which are of any length."""
+
+_SOURCE = re.compile(r"\S*onnxruntime\S*\.(?:cc|h|cpp):\d+ [^()]*\((?:[^()]|\([^()]*\))*\)(?: const)?(?: \[with [^\]]*\])? ")
+"""Where in its own source something was found: a file and line, and the whole signature of a function, before what was found."""
 
 _DTYPES = {f"tensor({dtype.name.lower()})": dtype for dtype in DType if dtype is not DType.OTHER}
 
@@ -202,8 +206,12 @@ def declared_type(argument: ort.NodeArg) -> TensorType:
 
 
 def reason_of(error: Exception) -> str:
-    """Return the message of an onnxruntime exception in one line, without its label; names in it may be of any length."""
-    return shortened(" ".join(str(error).split()).removeprefix("[ONNXRuntimeError] : "), _REASON_LETTERS)
+    """Return the message of an onnxruntime exception in one line, without its label and places in its source.
+
+    Names in it may be of any length.
+    """
+    words = " ".join(str(error).split()).removeprefix("[ONNXRuntimeError] : ")
+    return shortened(_SOURCE.sub("", words), _REASON_LETTERS)
 
 
 def share_arena() -> None:

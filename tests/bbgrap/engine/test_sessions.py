@@ -10,7 +10,7 @@ from onnx import helper
 from bbgrap import zoo
 from bbgrap.engine.load import load_graph
 from bbgrap.engine.reference import Reference
-from bbgrap.engine.sessions import make_session, usable_cores
+from bbgrap.engine.sessions import make_session, reason_of, usable_cores
 from bbgrap.errors import ExecutionError, InputError, ModelError
 from bbgrap.graph import DType
 from bbgrap.graph.onnx_io import write_graph
@@ -67,6 +67,29 @@ def test_a_reason_that_repeats_long_names_is_short():
     with pytest.raises(ModelError, match="cannot load the model") as raised:
         make_session(model.SerializeToString(), threads=1)
     assert len(str(raised.value)) < 1000
+
+
+def test_a_reason_is_what_was_found_and_not_where_in_onnxruntime():
+    """A node with an older onnxruntime refused an opset: its reason began with 300 letters of a signature, and was cut off in logs."""
+    newer = model_of([helper.make_node("Relu", ["x"], ["y"])], {"x": [1]}, {"y": [1]}, opset=99)
+    with pytest.raises(ModelError, match="Opset 99 is under development") as raised:
+        make_session(newer.SerializeToString(), threads=1)
+    assert "onnxruntime_src" not in str(raised.value)
+    assert "ValidateOpsetForDomain" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        "/onnxruntime_src/onnxruntime/core/a.h:570 void onnxruntime::BroadcastIterator::Append(ptrdiff_t, ptrdiff_t)",
+        "/onnxruntime_src/onnxruntime/core/a.cc:9 onnxruntime::S onnxruntime::F(std::function<void(int)>, T&) const [with T = float]",
+    ],
+)
+def test_places_in_the_source_of_onnxruntime_are_no_part_of_a_reason(place):
+    assert reason_of(ValueError(f"[ONNXRuntimeError] : 1 : FAIL : running Add {place} axis == 1 was false. (3 by 5)")) == (
+        "1 : FAIL : running Add axis == 1 was false. (3 by 5)"
+    )
+    assert reason_of(ValueError("what (x) was: y.cc:5 f(")) == "what (x) was: y.cc:5 f("
 
 
 def test_the_shared_pool_serves_every_session_of_a_process(tiny):
