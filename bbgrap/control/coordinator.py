@@ -290,7 +290,7 @@ class CoordinatorMachine:
 
     def _on_deployment_failed(self, member: Member, variant: Variant, why: str, now: float) -> list[CoordinatorInstruction]:
         variant.tracker.move("DeploymentFailed")
-        reason = f"agent '{member.name}' cannot run the deployment: {why}"
+        reason = self.members.cannot_load(member, why)
         others = [name for name in (*variant.parts, COORDINATOR) if name != member.name]
         if not member.was_ended_loading(variant.epoch) and any(self.links.is_suspect(member.name, other) for other in others):
             # It cannot connect: what is known soon of its links decides where to load instead.

@@ -29,6 +29,8 @@ class Settings:
     """Which start of a coordinator this is."""
     started: float = 0.0
     """When, in seconds since 1970."""
+    onnxruntime: str = ""
+    """The version that plans are made with: what agents load was written by it. Unknown: ""."""
 
     @property
     def place(self) -> str:

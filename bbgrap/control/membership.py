@@ -228,7 +228,7 @@ class Members:
         """Warn of an agent that runs other versions than the coordinator, or than an agent that is there."""
         others = (
             ("bbgrap", join.version, {self.settings.version}),
-            ("onnxruntime", join.onnxruntime, {m.join.onnxruntime for m in self.alive()}),
+            ("onnxruntime", join.onnxruntime, self._onnxruntimes()),
         )
         return [
             Log(
@@ -238,6 +238,16 @@ class Members:
             for what, version, there in others
             if there - {version}
         ]
+
+    def _onnxruntimes(self) -> set[str]:
+        """Return the versions that are there, that which plans are made with among them."""
+        return {m.join.onnxruntime for m in self.alive()} | ({self.settings.onnxruntime} - {""})
+
+    def cannot_load(self, member: Member, why: str) -> str:
+        """Say that an agent cannot load something, and what to do where its onnxruntime refuses it and is not that of all others."""
+        others = self._onnxruntimes() - {member.join.onnxruntime}
+        advice = f"; others have onnxruntime {', '.join(sorted(others))}: install one version" if others and "onnxruntime" in why else ""
+        return f"agent '{member.name}' cannot run the deployment: {why}{advice}"
 
     def heard(self, identity: RoutingId, event: str, now: float) -> Member | Rejoin:
         """Note a sign of life; a stranger is told to join."""

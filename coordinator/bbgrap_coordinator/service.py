@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import zmq
@@ -101,6 +102,7 @@ def serve(
             incarnation=state.incarnation,
             started=time.time(),
             fingerprint="" if keys.data_identity is None else keys.data_identity.fingerprint,
+            onnxruntime=_onnxruntime(),
         )
         machine = CoordinatorMachine(settings, stored, time.monotonic())
         audit = AuditLog(directory / "audit.jsonl")
@@ -145,6 +147,14 @@ def _data_plane(host: str, port: int, last_port: int, advertise: str, identity: 
         except BbgrapError as error:
             _log.info("another port than last time: %s", error)
     return TcpDataPlane(f"tcp://{host}:{port}", known, identity=identity, memories=memories)
+
+
+def _onnxruntime() -> str:
+    """Return the version that plans are made with, in processes of their own: this one does without it."""
+    try:
+        return version("onnxruntime")
+    except PackageNotFoundError:  # built under another name
+        return ""
 
 
 def _private(folder: Path) -> Path:

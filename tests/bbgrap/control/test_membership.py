@@ -95,3 +95,24 @@ def test_an_address_is_one_members_alone():
         assert (refused.retry, f"that of '{whose}'" in refused.reason) == (True, True)  # it may have gone, and has not been missed yet
     members.remove(members.by_name["a"], "Leave")
     assert not isinstance(members.join(b"b", replace(introduction("b"), data_address=introduction("a").data_address), 0.0), m.Refused)
+
+
+def test_the_version_that_plans_are_made_with_counts_as_one_that_is_there():
+    """Agents that all had an older onnxruntime than their coordinator refused what it had made, and nobody was warned."""
+    members = Members(replace(SETTINGS, onnxruntime="1.99.0"), SavedState())
+    (told,) = members.other_versions(introduction("a"))
+    assert told.text == f"agent 'a' has onnxruntime {introduction('a').onnxruntime}, others have 1.99.0: install one version"
+    assert not Members(replace(SETTINGS, onnxruntime=introduction("a").onnxruntime), SavedState()).other_versions(introduction("a"))
+    assert not Members(SETTINGS, SavedState()).other_versions(introduction("a"))
+
+
+def test_what_an_onnxruntime_refuses_that_others_may_know_is_said_with_what_to_do():
+    members = Members(SETTINGS, SavedState())
+    for name, version in {"a": "1.28.0", "b": "1.32.0"}.items():
+        members.join(name.encode(), replace(introduction(name), onnxruntime=version, data_address=f"tcp://{name}:1"), 0.0)
+    refused = "segment 's': onnxruntime 1.28.0 cannot load the model: LinearAttentionGate is not a registered function"
+    said = f"agent 'a' cannot run the deployment: {refused}"
+    assert members.cannot_load(members.by_name["a"], refused) == f"{said}; others have onnxruntime 1.32.0: install one version"
+    assert members.cannot_load(members.by_name["a"], "out of memory") == "agent 'a' cannot run the deployment: out of memory"
+    members.remove(members.by_name["b"], "Leave")
+    assert members.cannot_load(members.by_name["a"], refused) == said
