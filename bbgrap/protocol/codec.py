@@ -3,7 +3,7 @@
     frame 0: msgpack [version, message name, [field, field, ...]]      frames 1, 2, ...: the payload field, if the message has one
 
 Laws: `decode(encode(m)) == m`; `decode` raises nothing but `RemoteProtocolError`, whatever the bytes; what it makes of bytes that are no
-message takes at most `growth` times as much memory as they do, and 64 KiB. The schema is in `schema`.
+message takes at most `growth` times as much memory as they do, and 256 KiB. The schema is in `schema`.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 msgpack's own limits bound single values, not all together: 400 lists inside each other, 5 bytes each, may all claim to be as long as the
 message. So the tokens are counted first, without making anything: their order says nothing about their size, so no nesting is followed.
-Law: `check_growth` raises, or the values take no more than `factor` times the bytes, and 64 KiB; those in CPython, on 64-bit machines.
+Law: `check_growth` raises, or the values take no more than `factor` times the bytes, and 256 KiB; those in CPython, on 64-bit machines.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ import struct
 from bbgrap.errors import RemoteProtocolError
 from bbgrap.protocol.messages import BytesLike
 
-SLACK_BYTES = 64 << 10
+SLACK_BYTES = 256 << 10
+"""The shapes of 1,024 inputs, the most that a request has, take 250 KB in 8 KB of message: names of two letters, and two sizes each."""
 _SMALL_BYTES = 200
 """Up to here nothing can take more than the slack."""
 _POINTER, _NUMBER, _TUPLE, _MAP, _ENTRY, _TEXT, _WIDE_TEXT, _BYTES, _EXTENSION = 8, 32, 64, 216, 108, 64, 96, 64, 256
@@ -46,7 +47,7 @@ _FIXED = _fixed()
 
 
 def check_growth(content: BytesLike, factor: int) -> None:
-    """Check that the values in some bytes take no more than `factor` times as many, and 64 KiB.
+    """Check that the values in some bytes take no more than `factor` times as many, and 256 KiB.
 
     Raises:
         RemoteProtocolError: if they do, or if it is not msgpack.

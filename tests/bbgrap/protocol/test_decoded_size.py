@@ -1,6 +1,7 @@
-"""What hostile bytes may make this process hold: at most 16 times as much, and 64 KiB."""
+"""What hostile bytes may make this process hold: at most 16 times as much, and 256 KiB."""
 
 import gc
+import string
 import struct
 import tracemalloc
 from bisect import bisect_left
@@ -13,9 +14,12 @@ from hypothesis import strategies as st
 
 from bbgrap.errors import RemoteProtocolError
 from bbgrap.graph.types import DType
+from bbgrap.planners.options import PlanOptions
+from bbgrap.protocol.client_messages import PrepareModel, RunModel, RunResult
 from bbgrap.protocol.decoded_size import SLACK_BYTES, check_growth
 from bbgrap.protocol.directions import TO_AGENT, TO_CLIENT, TO_COORDINATOR
-from bbgrap.protocol.messages import PROTOCOL_VERSION, LinksTried, WeightsMissing
+from bbgrap.protocol.limits import MAX_PAYLOAD_FRAMES
+from bbgrap.protocol.messages import PROTOCOL_VERSION, LinksTried, TensorHeader, WeightsMissing
 from bbgrap.protocol.tensors import decode_array
 from tests.examples import examples
 
@@ -138,3 +142,18 @@ def test_long_messages_that_mean_something_pass():
     words = np.array(["ab", "", "x", "wörter", "€"] * 10_000, object)
     content = msgpack.packb(words.tolist())
     assert decode_array(DType.STRING, (50_000,), content).tolist() == words.tolist()
+
+
+@pytest.mark.parametrize("shape", [(), (4,), (4, 16), (1, 3, 224, 224)])
+def test_messages_about_as_many_inputs_as_there_may_be_pass(shape):
+    letters = string.ascii_letters
+    names = [a + b for a in letters for b in letters][:MAX_PAYLOAD_FRAMES]
+    headers = tuple(TensorHeader(name, DType.BOOL, shape) for name in names)
+    contents = (b"",) * MAX_PAYLOAD_FRAMES
+    for message in (
+        PrepareModel(1, "0" * 64, dict.fromkeys(names, shape), PlanOptions()),
+        RunModel(1, "0" * 64, 1.0, headers, contents),
+    ):
+        assert TO_COORDINATOR.decode(TO_COORDINATOR.encode(message)) == message
+    answer = RunResult(1, 1, headers, contents)
+    assert TO_CLIENT.decode(TO_CLIENT.encode(answer)) == answer
