@@ -13,7 +13,7 @@ import os
 import threading
 import traceback
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -193,8 +193,8 @@ class InferenceSession(OrtSurface):
         result = model.answer(model.signature.check_feed(feed), record=record)
         return outputs_of(result, model.signature, chosen, self._name), result
 
-    def _fitting(self, feed: Mapping[str, Any]) -> RemoteModel:
-        """Return the model; or, if the feed overrides weights, the one that takes them as inputs."""
+    def _fitting(self, feed: Collection[str]) -> RemoteModel:
+        """Return the model; or, if the inputs of these names override weights, the one that takes them as inputs."""
         signature = self.signature.overriding(feed)
         if signature is self.signature:
             return self._model
@@ -255,16 +255,17 @@ class InferenceSession(OrtSurface):
         if runs < 1:
             raise UsageError(f"trace: expected at least one run, got {runs}")
         self._check_stateless("run_recorded")
-        feeds = self.signature.check_feed(input_feed)
-        self._model.prepare({arg.name: feed.shape for arg, feed in zip(self.signature.inputs, feeds, strict=True)})
-        self._model.answer(feeds)  # the first request after a pause finds caches and processors asleep
-        results = [self._model.answer(feeds, record=True) for _ in range(runs)]
-        plan = self.plan
+        model = self._fitting(input_feed)
+        feeds = model.signature.check_feed(input_feed)
+        prepared = model.prepare({arg.name: feed.shape for arg, feed in zip(model.signature.inputs, feeds, strict=True)})
+        model.answer(feeds)  # the first request after a pause finds caches and processors asleep
+        results = [model.answer(feeds, record=True) for _ in range(runs)]
+        plan = model.plan or prepared
         if any(result.epoch != plan.epoch for result in results):
             raise ExecutionError(f"model '{self._name}': it was planned anew while it was traced; trace again")
         if not all(result.devices for result in results):
             raise ExecutionError(f"model '{self._name}': an agent has not told in time when it did what; trace again")
-        outputs = outputs_of(results[-1], self.signature, self.signature.choose_outputs(None), self._name)
+        outputs = outputs_of(results[-1], model.signature, model.signature.choose_outputs(None), self._name)
         timelines = tuple(timeline_of(result.records, result.devices) for result in results)
         return Trace(timelines, max(clock_error_s(result.records) for result in results), tuple(outputs))
 
@@ -296,7 +297,8 @@ class InferenceSession(OrtSurface):
             ExecutionError: if there is no plan within the session's deadline.
             ClusterUnavailableError: if there is no coordinator or no agent.
         """
-        return self._model.prepare(shapes, () if input_feed is None else self.signature.check_feed(input_feed), wait=wait)
+        model = self._fitting(shapes)
+        return model.prepare(shapes, () if input_feed is None else model.signature.check_feed(input_feed), wait=wait)
 
     def _written(self, model: bytes) -> Path:
         """Return a file with these bytes, which ends with the session."""

@@ -115,3 +115,6 @@ def test_a_weight_that_is_an_input_too_may_be_overridden(three: LocalCluster, tm
     other = {**feed, "w": random.standard_normal((4, 4)).astype(np.float32)}
     for given in (feed, other, feed, other):
         assert same(session.run(None, given), plain.run(None, given))
+        assert session.prepare({name: array.shape for name, array in given.items()}, given).agents
+        assert same(list(session.trace(given, runs=1).outputs), plain.run(None, given))
+        assert same(session.run(None, given), plain.run(None, given))
