@@ -29,6 +29,7 @@ from bbgrap_agent.weights import WeightStore
 from bbgrap.compiler.artifacts import DeviceArtifacts
 from bbgrap.costmodel.clock import Act, Await, Busy, Post
 from bbgrap.errors import ExecutionError
+from bbgrap.graph.onnx_weight_files import FilePart
 from bbgrap.graph.types import Array, TensorType
 from bbgrap.protocol.data import Frame, Kind
 from bbgrap.protocol.message_layout import MessageLayout, pack, unpack
@@ -142,6 +143,10 @@ class _Weights:
 
     def __init__(self, weights: Mapping[str, Array]) -> None:
         self.get = weights.get
+
+    def parts(self, digests: Mapping[str, str]) -> dict[str, FilePart]:
+        """None is in a file."""
+        return {}
 
     def loaded(self, digests: Iterable[str]) -> None:
         """They stay."""
