@@ -12,6 +12,7 @@ from bbgrap.planners.fewer_exchanges import plan_fewer_exchanges
 from bbgrap.planners.fused_tiles import plan_fused_tiles
 from bbgrap.planners.hypar import plan_hypar
 from bbgrap.planners.layerwise import plan_layerwise
+from bbgrap.planners.made_of_weights import made_where_read
 from bbgrap.planners.options import AUTO, PlanOptions
 from bbgrap.planners.pipeline import plan_pipeline
 from bbgrap.planners.plan import Plan, Tiles, verify_plan
@@ -24,7 +25,7 @@ from bbgrap.tdl import Descriptions
 
 Planner = Callable[[Graph, Cluster, PlanOptions, Descriptions], Tiles]
 
-PLANNERS: Mapping[str, Planner] = {
+_PLACING: Mapping[str, Planner] = {
     "bbgrap": plan_bbgrap,
     "single": plan_single,
     "widest": plan_widest,
@@ -44,6 +45,19 @@ PLANNERS: Mapping[str, Planner] = {
     "fewer-exchanges": plan_fewer_exchanges,
     "pipeline": plan_pipeline,
 }
+
+
+def _with_weights_made(planner: Planner) -> Planner:
+    """Return a planner whose nodes that read weights alone are where it places their readers: papers do not count them."""
+
+    def plan(graph: Graph, cluster: Cluster, options: PlanOptions, descriptions: Descriptions) -> Tiles:
+        return made_where_read(graph, descriptions, planner(graph, cluster, options, descriptions))
+
+    return plan
+
+
+PLANNERS: Mapping[str, Planner] = {name: _with_weights_made(planner) for name, planner in _PLACING.items()}
+"""Every planner that places nodes by itself."""
 
 SPLITTING = ("bbgrap", "fewer-exchanges")
 """Those that cut along `options.split`."""

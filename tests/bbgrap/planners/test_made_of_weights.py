@@ -17,6 +17,7 @@ from bbgrap.engine.load import load_graph
 from bbgrap.engine.prepare import plan_graph
 from bbgrap.engine.reference import Reference
 from bbgrap.planners.options import PlanOptions
+from bbgrap.planners.registry import PLANNERS
 from bbgrap.program.statistics import statistics_of
 from tests.partition import assert_close
 
@@ -65,6 +66,21 @@ def test_dequantized_weights_are_made_where_they_are_read(planner, split, tmp_pa
     (got,) = simulate(artifacts, [x], local_kernels(artifacts))
     (want,) = Reference(path).run({"x": x})
     assert_close(got, want, split)
+
+
+@pytest.mark.parametrize("cluster", [Cluster.even(2), UNEVEN], ids=["even", "uneven"])
+@pytest.mark.parametrize("planner", PLANNERS)
+def test_no_planner_sends_what_is_made_of_weights(planner: str, cluster: Cluster, tmp_path: Path) -> None:
+    path = two_products(tmp_path / "model.onnx")
+    graph = load_graph(path, {})
+    compiled = plan_graph(graph, cluster, PlanOptions(planner)).compiled
+    sent = statistics_of(compiled.optimized).bytes_by_operator
+    assert {op: sent.get(op, 0) for op in ("DequantizeLinear", "Transpose")} == {"DequantizeLinear": 0, "Transpose": 0}
+    x = np.random.default_rng(5).standard_normal((1, 30, 16)).astype(np.float32)
+    artifacts = export(compiled.optimized)
+    (got,) = simulate(artifacts, [x], local_kernels(artifacts))
+    (want,) = Reference(path).run({"x": x})
+    assert_close(got, want, planner)
 
 
 @pytest.mark.parametrize("read", ["as an output", "in a body"])
