@@ -77,3 +77,45 @@ def test_what_an_optimiser_names_anew_moves_as_what_it_is_made_of(tmp_path):
     assert "Mul" in {loaded.producers[name].op for name in made if name not in sizes_of_free(read_model(path))}
     for name in made:
         assert loaded.moving.get(name, set()) == {axis for axis, size in enumerate(loaded.types[name].known_shape) if size == 5}, name
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("kind", [np.float32, np.float16])
+def test_products_are_divided_whatever_onnxruntime_makes_of_them(kind, bias, tmp_path):
+    """A product of rows, with its bias; and for float16, of which it has no kernels, values of floats, which the file does not have."""
+    nodes = [
+        helper.make_node("MatMul", ["x", "v"], ["hidden"]),
+        helper.make_node("Add", ["hidden", "b"], ["moved"]) if bias else helper.make_node("Relu", ["hidden"], ["moved"]),
+        helper.make_node("Gelu", ["moved"], ["active"]),
+        helper.make_node("MatMul", ["active", "w"], ["y"]),
+    ]
+    random = np.random.default_rng(0)
+    sizes = {"v": (64, 256), "b": (256,), "w": (256, 64)}
+    weights = {name: random.standard_normal(shape).astype(kind) for name, shape in sizes.items() if bias or name != "b"}
+    inputs, outputs = ({name: ("batch", "words", 64)} for name in "xy")
+    kinds = dict.fromkeys("xy", helper.np_dtype_to_tensor_dtype(np.dtype(kind)))
+    path = write_model(tmp_path / "m.onnx", nodes, inputs, outputs, weights, kinds=kinds, opset=20)
+    loaded = load_graph(path, {"x": (2, 5, 64)})
+    for name, axes in loaded.moving.items():
+        assert axes == {axis for axis, size in enumerate(loaded.types[name].known_shape) if size in (2, 5, 10)}, name
+    plan = make_plan(loaded, Cluster.even(2), PlanOptions("tensor-parallel"), all_descriptions(loaded))
+    first, second = (plan.tiles[node.name] for node in loaded.nodes if node.op in ("MatMul", "Gemm"))
+    assert [str(tile.region.axes[-1]) for tile in first] == ["0:128", "128:256"]
+    assert [str(tile.part and tile.part.interval) for tile in second] == ["0:128", "128:256"]
+
+
+def test_what_is_dequantized_once_more_moves_as_what_it_is_of(tmp_path):
+    """A value of bytes that two operators read as floats is dequantized for each."""
+    nodes = [
+        helper.make_node("QuantizeLinear", ["x", "s", "z"], ["q"]),
+        helper.make_node("DequantizeLinear", ["q", "s", "z"], ["d"]),
+        helper.make_node("MatMul", ["d", "v"], ["a"]),
+        helper.make_node("MatMul", ["d", "w"], ["b"]),
+        helper.make_node("Sub", ["a", "b"], ["y"]),
+    ]
+    weights = {"s": np.float32(0.1), "z": np.uint8(128), "v": np.ones((8, 6), np.float32), "w": np.ones((8, 6), np.float32)}
+    path = write_model(tmp_path / "m.onnx", nodes, {"x": ("batch", "words", 8)}, {"y": ("batch", "words", 6)}, weights, opset=17)
+    loaded = load_graph(path, {"x": (2, 5, 8)})
+    anew = [node.first_output for node in loaded.nodes if node.first_output not in sizes_of_free(read_model(path))]
+    assert {loaded.producers[name].op for name in anew} == {"DequantizeLinear"}
+    assert all(loaded.moving[name] == {0, 1} for name in anew)
