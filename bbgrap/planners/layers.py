@@ -13,6 +13,7 @@ from math import prod
 
 from bbgrap.graph import Graph, Node
 from bbgrap.planners.bbgrap import surviving_axis
+from bbgrap.planners.made_of_weights import values_of_weights
 from bbgrap.planners.placements import ON_ONE, Levels, Partial, Placement, Placements, Shard, sums_of, tiles_of
 from bbgrap.planners.plan import Tile, whole_output
 from bbgrap.tdl import Description, Descriptions
@@ -37,19 +38,20 @@ class Layer:
 
 def layers_of(graph: Graph, descriptions: Descriptions) -> tuple[Layer, ...]:
     """Return the layers of a graph in topological order."""
+    made = values_of_weights(graph, descriptions)
     batches = followed(graph, descriptions, dict.fromkeys(graph.inputs, 0))
     return tuple(
         layer
         for node in graph.nodes
         if (description := descriptions[node.name]) is not None
-        and (layer := layer_of(graph, node, description, batches.get(node.first_output))) is not None
+        and (layer := layer_of(graph, node, description, batches.get(node.first_output), made)) is not None
     )
 
 
 def layer_of(
     graph: Graph, node: Node, description: Description, batch: int | None, parameters: frozenset[str] = frozenset()
 ) -> Layer | None:
-    """Return a node as a layer, None if it is none; `parameters` are inputs of the model that count as weights."""
+    """Return a node as a layer, None if it is none; `parameters` are values that count as weights: inputs, or made of weights."""
     outputs = {index.name: axis for axis, index in enumerate(description.outputs)}
     names: set[str] = set()
     for access, of in zip(description.accesses, description.indices_of_accesses, strict=True):
@@ -107,6 +109,7 @@ def follow_layers(
     """
     handed_on: dict[str, Placements] = {name: (Shard(0),) * len(levels.ways) for name in graph.inputs if graph.types[name].shape}
     tiles: dict[str, tuple[Tile, ...]] = {}
+    made = values_of_weights(graph, descriptions)
     for node in graph.nodes:
         description = descriptions[node.name]
         if description is None:
@@ -114,7 +117,7 @@ def follow_layers(
             continue
         placements = placed.get(node.name) or following(levels, graph, node, handed_on, partial(_survives, description))
         tiles[node.name] = tiles_of(levels, description, placements)
-        handed_on[node.first_output] = _handed_on(graph, node, description, placements)
+        handed_on[node.first_output] = _handed_on(graph, node, description, placements, made)
     return tiles
 
 
@@ -140,10 +143,10 @@ def _survives(description: Description, operand: int, placement: Placement) -> P
     return placement
 
 
-def _handed_on(graph: Graph, node: Node, description: Description, placements: Placements) -> Placements:
+def _handed_on(graph: Graph, node: Node, description: Description, placements: Placements, made: frozenset[str]) -> Placements:
     """Return what those that read a node follow: its placements, but the features instead of partial sums."""
     if not any(isinstance(placement, Partial) for placement in placements):
         return placements
-    layer = layer_of(graph, node, description, None)
+    layer = layer_of(graph, node, description, None, made)
     instead = ON_ONE if layer is None or layer.features is None else Shard(layer.features)
     return tuple(instead if isinstance(placement, Partial) else placement for placement in placements)

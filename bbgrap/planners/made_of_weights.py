@@ -32,6 +32,12 @@ def made_where_read(graph: Graph, descriptions: Descriptions, tiles: Tiles) -> T
     return found
 
 
+def values_of_weights(graph: Graph, descriptions: Descriptions) -> frozenset[str]:
+    """Return the values that are made of weights alone, so that they may be cut as weights are."""
+    made = _made_of_weights(graph, descriptions)
+    return frozenset(node.first_output for node in graph.nodes if node.name in made)
+
+
 def _made_of_weights(graph: Graph, descriptions: Descriptions) -> Mapping[str, Description]:
     """Return the nodes with one output that read weights, and what is made of them, but for outputs and what bodies read."""
     known = {name for node in graph.nodes for name in node.captured} | set(graph.outputs)

@@ -28,6 +28,7 @@ from bbgrap.graph import Graph, Node
 from bbgrap.graph.divided_experts import CHOSEN_EXPERTS
 from bbgrap.planners.bbgrap import HEAVY_WEIGHT_BYTES, surviving_axis
 from bbgrap.planners.layers import layer_of, operands_by_size
+from bbgrap.planners.made_of_weights import values_of_weights
 from bbgrap.planners.options import PlanOptions
 from bbgrap.planners.pieces import reduction_of
 from bbgrap.planners.placements import Partial, sums_of
@@ -94,6 +95,7 @@ class _TensorParallel:
 
     def __init__(self, graph: Graph, cluster: Cluster, descriptions: Descriptions) -> None:
         self.graph, self.descriptions = graph, descriptions
+        self.made = values_of_weights(graph, descriptions)
         self.shares = cluster.shares
         self.root = strongest(self.shares)
         self.roles: dict[str, _Role] = {}
@@ -168,12 +170,12 @@ class _TensorParallel:
         return axis in description.splittable_axes and description.shape[axis] > 1 and axis not in moving
 
     def _opened(self, node: Node, description: Description) -> _Role | None:
-        layer = layer_of(self.graph, node, description, None)
+        layer = layer_of(self.graph, node, description, None, self.made)
         if layer is None:
             return None
         if node.op in LOOKUPS:
-            table = self.graph.weights[node.inputs[0]]
-            is_worth_it = table.type.nbytes >= HEAVY_WEIGHT_BYTES or len(self.graph.consumers[table.name]) > 1
+            table = node.inputs[0]
+            is_worth_it = self.graph.types[table].nbytes >= HEAVY_WEIGHT_BYTES or len(self.graph.consumers[table]) > 1
             return _Closing(self._new(), layer.inner) if is_worth_it and layer.inner is not None else None
         if node.op == CHOSEN_EXPERTS:
             return _Closing(self._new(), layer.inner) if layer.inner is not None else None

@@ -106,3 +106,19 @@ def test_what_others_read_stays_on_one_machine(read: str, tmp_path: Path) -> Non
     artifacts = export(compiled.optimized)
     for got, want in zip(simulate(artifacts, [x], local_kernels(artifacts)), Reference(path).run({"x": x}), strict=True):
         assert_close(got, want, read)
+
+
+@pytest.mark.parametrize("planner", ["tensor-parallel", "model-parallel", "hypar", "soybean", "one-weird-trick"])
+def test_products_by_dequantized_weights_are_divided_as_those_by_weights(planner: str, tmp_path: Path) -> None:
+    """They were no layers: machines computed them whole, or one of them did."""
+    path = two_products(tmp_path / "model.onnx")
+    graph = load_graph(path, {})
+    compiled = plan_graph(graph, Cluster.even(2), PlanOptions(planner)).compiled
+    for made in ("fv", "fw"):
+        tiles = compiled.plan.tiles[graph.producers[made].name]
+        assert {tile.device: 2 * tile.region.size for tile in tiles} == dict.fromkeys((0, 1), int(np.prod(graph.types[made].known_shape)))
+    artifacts = export(compiled.optimized)
+    x = np.random.default_rng(5).standard_normal((1, 30, 16)).astype(np.float32)
+    (got,) = simulate(artifacts, [x], local_kernels(artifacts))
+    (want,) = Reference(path).run({"x": x})
+    assert_close(got, want, planner)
