@@ -3,6 +3,7 @@
 - Queries, keys and values that an attention reads in one are split.
 - Scales and zero points of a product of few bits get a row for every column of the product: [N * blocks] becomes [N, blocks].
 - Weights of less than a byte, which no numpy array holds, get one for each number where they are dequantized: the numbers are the same.
+- Weights of float8, which none holds either, are in float16, and become floats by a cast and a product: the numbers are the same, too.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from dataclasses import replace
 import numpy as np
 
 from bbgrap.graph.rewriting import Rewriter
-from bbgrap.graph.types import Graph, Node, Weight
+from bbgrap.graph.types import Array, DType, Graph, Node, Weight
 from bbgrap.graph.weights import make_weight
 
 _PACKED = ("com.microsoft", "GroupQueryAttention")
@@ -88,6 +89,42 @@ def few_bits_in_bytes(graph: Graph) -> Graph:
                 wider[name] = writer.constant(f"{name} in bytes", graph.weights[name].array.astype(wide))
         writer.nodes.append(replace(node, inputs=tuple(wider.get(name, name) for name in node.inputs)))
     return writer.graph() if wider else graph
+
+
+def float8_in_float16(graph: Graph) -> Graph:
+    """Let casts and products stand for dequantizers of weights of float8, of a tensor or of channels, whose zero points are zeros."""
+    writer = Rewriter(graph)
+    for node in graph.nodes:
+        scales = _scales_of_float8(graph, node)
+        if scales is None:
+            writer.nodes.append(node)
+            continue
+        numbers = graph.weights[node.inputs[0]].array.astype(np.float16)
+        stored = writer.constant(f"{node.inputs[0]} in float16", numbers)
+        cast = writer.made(f"{node.name}.cast", "Cast", (stored,), {"to": DType.FLOAT.value}, dtype=DType.FLOAT, shape=numbers.shape)
+        factors = writer.constant(f"{node.name}.scales", scales)
+        writer.nodes.append(Node(node.name, "Mul", (cast, factors), node.outputs))
+    return writer.graph()
+
+
+def _scales_of_float8(graph: Graph, node: Node) -> Array | None:
+    """Return what a weight of float8 is multiplied by, as it is broadcast; None if that is something else."""
+    if node.op != "DequantizeLinear" or not _kind_of(graph, node.inputs[0]).startswith("float8"):
+        return None
+    array, scales = graph.weights[node.inputs[0]].array, graph.weights.get(node.inputs[1])
+    is_plain = not node.attributes.get("block_size") and all(_is_zero(graph, name) for name in node.inputs[2:] if name)
+    if scales is None or scales.array.dtype != np.float32 or not is_plain or graph.types[node.first_output].dtype is not DType.FLOAT:
+        return None
+    if scales.array.size == 1:
+        return scales.array.reshape(())
+    axis = node.attributes.get("axis", 1)
+    if not isinstance(axis, int) or scales.array.shape != (array.shape[axis],):
+        return None
+    return scales.array.reshape([-1 if number == axis % array.ndim else 1 for number in range(array.ndim)])
+
+
+def _is_zero(graph: Graph, name: str) -> bool:
+    return name in graph.weights and not graph.weights[name].array.astype(np.float32).any()
 
 
 def _kind_of(graph: Graph, name: str) -> str:

@@ -69,3 +69,34 @@ def test_weights_of_less_than_a_byte_are_dequantized_where_they_are_used(kind, f
 
 def test_types_of_less_than_a_byte_are_those_of_ml_dtypes() -> None:
     assert {np.dtype(getattr(ml_dtypes, name)).name for name in ("int2", "int4", "uint2", "uint4")} == {"int2", "int4", "uint2", "uint4"}
+
+
+@pytest.mark.parametrize("split", ["rows", "channels"])
+@pytest.mark.parametrize("scales", [(), (20,)])
+@pytest.mark.parametrize("kind", ["float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz"])
+def test_weights_of_float8_are_dequantized_where_they_are_used(kind, scales, split, tmp_path: Path) -> None:
+    random = np.random.default_rng(4)
+    numbers = np.arange(256, dtype=np.uint8).repeat(5).view(getattr(ml_dtypes, kind)).reshape(64, 20)
+    numbers = np.where(np.isfinite(numbers.astype(np.float32)), numbers, np.zeros((), numbers.dtype))
+    factors = random.uniform(0.05, 0.1, scales).astype(np.float32)
+    nodes = [
+        helper.make_node("DequantizeLinear", ["w", "s", "o"], ["v"], axis=1),
+        helper.make_node("MatMul", ["x", "v"], ["y"]),
+        helper.make_node("Identity", ["v"], ["z"]),
+    ]
+    weights = [
+        numpy_helper.from_array(array, name) for name, array in {"w": numbers, "s": factors, "o": np.zeros(scales, numbers.dtype)}.items()
+    ]
+    values = {
+        name: helper.make_tensor_value_info(name, F, shape) for name, shape in {"x": [1, 32, 64], "y": [1, 32, 20], "z": [64, 20]}.items()
+    }
+    model = helper.make_graph(nodes, "g", [values["x"]], [values["y"], values["z"]], weights)
+    path = tmp_path / "model.onnx"
+    onnx.save(helper.make_model(model, opset_imports=[helper.make_opsetid("", 19)], ir_version=9), path)
+    graph = load_graph(path, {})
+    assert not [layer for layer in inspect_graph(graph)["layers"] if layer["whole_because"]]
+    artifacts = export(plan_graph(graph, Cluster.even(2), PlanOptions(split=split)).compiled.optimized)
+    x = random.standard_normal((1, 32, 64)).astype(np.float32)
+    got, want = simulate(artifacts, [x], local_kernels(artifacts)), Reference(path).run({"x": x})
+    assert_close(got[0], want[0], kind)
+    assert np.array_equal(got[1], want[1])
