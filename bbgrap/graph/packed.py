@@ -21,6 +21,8 @@ _FEW_BITS = ("com.microsoft", "MatMulNBits")
 _SCALES, _ZEROS = 2, 3
 _IN_BYTES = {"int2": np.int8, "int4": np.int8, "uint2": np.uint8, "uint4": np.uint8}
 """Of the types of `ml_dtypes` that have less than a byte, by name, those of numpy with the same numbers."""
+_FLOAT8 = frozenset({"float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz"})
+"""Of those, the ones all of whose numbers float16 has."""
 
 
 def unpack_queries(graph: Graph) -> Graph:
@@ -109,7 +111,7 @@ def float8_in_float16(graph: Graph) -> Graph:
 
 def _scales_of_float8(graph: Graph, node: Node) -> Array | None:
     """Return what a weight of float8 is multiplied by, as it is broadcast; None if that is something else."""
-    if node.op != "DequantizeLinear" or not _kind_of(graph, node.inputs[0]).startswith("float8"):
+    if node.op != "DequantizeLinear" or _kind_of(graph, node.inputs[0]) not in _FLOAT8:
         return None
     array, scales = graph.weights[node.inputs[0]].array, graph.weights.get(node.inputs[1])
     is_plain = not node.attributes.get("block_size") and all(_is_zero(graph, name) for name in node.inputs[2:] if name)
