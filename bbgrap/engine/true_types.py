@@ -24,6 +24,7 @@ from bbgrap.engine.cache_shapes import CACHING, cached_shapes
 from bbgrap.engine.estimator_shapes import estimator_shapes, is_estimator
 from bbgrap.engine.loop_types import loop_types
 from bbgrap.engine.sessions import declared_type, make_session
+from bbgrap.engine.steered_shapes import steered_shapes
 from bbgrap.errors import ModelError
 from bbgrap.graph.lower import empty_to_constant, skip_overwritten
 from bbgrap.graph.onnx_io import OnnxModel, to_graph, weights_of, write_graph
@@ -82,8 +83,8 @@ def typed_graph(model: OnnxModel, *, hides_sizes: bool = False, known: Mapping[s
         unknown = [n for n, kind in graph.types.items() if kind.shape is None and not kind.onnx and n not in {*asked, *graph.inputs}]
         found, their_ranks = _declared_by_runtime(graph, seen, unknown) if unknown else ({}, {})
         ranks |= their_ranks
-        if not found and (loops := _made_by_loops(graph, declared, turns)):
-            declared |= loops
+        if not found and (further := _made_by_loops(graph, declared, turns) or steered_shapes(graph)):
+            declared |= further
             continue
         if not found:
             return replace(empty_to_constant(skip_overwritten(plain_slopes(graph))), ranks=ranks)

@@ -130,7 +130,8 @@ def localize_expand(site: Site, region: ShapeMap, reads: Reads) -> tuple[LocalNo
     if not _is_told(site):
         return (LocalNode("Expand", (Input(0), integers(*region.shape))),)
     told = np.array([axis in site.moving_made for axis in range(region.rank)])
-    return LocalNode("Where", (ConstantOperand(told), Input(1), integers(*region.shape))), LocalNode("Expand", (Input(0), Result(0)))
+    sizes = integers(*(0 if axis in site.moving_made else size for axis, size in enumerate(region.shape)))
+    return LocalNode("Where", (ConstantOperand(told), Input(1), sizes)), LocalNode("Expand", (Input(0), Result(0)))
 
 
 def _is_told(site: Site) -> bool:

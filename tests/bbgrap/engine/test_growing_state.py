@@ -96,6 +96,66 @@ def test_what_counts_from_the_end_takes_requests_of_any_length(tmp_path, planner
         np.testing.assert_allclose(outputs[0], alone.run({"input_ids": words})[0], rtol=1e-5, atol=1e-6)
 
 
+def with_expanded_places() -> bytes:
+    """The decoder with scores less for later words, which PyTorch's `expand` gives the sizes of all scores: -1 is for what stays."""
+    model = onnx.load_from_string(decoder())
+    constants = {
+        "first": [0],
+        "second": [1],
+        "third": [2],
+        "one": [1],
+        "row": [1, 1, 1, -1],
+        "minus": [-1] * 4,
+        "ones": [1] * 4,
+        "zero": 0,
+        "step": 1,
+    }
+    model.graph.initializer.extend(numpy_helper.from_array(np.array(value), name) for name, value in constants.items())
+    model.graph.initializer.append(numpy_helper.from_array(np.array(-0.1, np.float32), "less"))
+    made = [
+        helper.make_node("Shape", ["input_ids"], ["asked"]),
+        helper.make_node("Shape", ["present.0.key"], ["cached"]),
+        helper.make_node("Gather", ["asked", "first"], ["batch"]),
+        helper.make_node("Gather", ["asked", "second"], ["words of it"]),
+        helper.make_node("Gather", ["cached", "third"], ["words of all"]),
+        helper.make_node("Concat", ["batch", "one", "words of it", "words of all"], ["sizes"], axis=0),
+        helper.make_node("Equal", ["sizes", "minus"], ["stays"]),
+        helper.make_node("Where", ["stays", "ones", "sizes"], ["told"]),
+        helper.make_node("Squeeze", ["words of all"], ["end"]),
+        helper.make_node("Range", ["zero", "end", "step"], ["places"]),
+        helper.make_node("Cast", ["places"], ["far"], to=TensorProto.FLOAT),
+        helper.make_node("Mul", ["far", "less"], ["biases"]),
+        helper.make_node("Reshape", ["biases", "row"], ["biases in a row"]),
+        helper.make_node("Expand", ["biases in a row", "told"], ["of all scores"]),
+        helper.make_node("Add", ["scores", "of all scores"], ["lessened"]),
+    ]
+    before = [node.op_type for node in model.graph.node].index("Softmax")
+    model.graph.node[before].input[0] = "lessened"
+    nodes = [*model.graph.node[:before], *made, *model.graph.node[before:]]
+    del model.graph.node[:]
+    model.graph.node.extend(nodes)
+    return model.SerializeToString()
+
+
+@pytest.mark.parametrize("planner", ["tensor-parallel", pytest.param("auto", marks=pytest.mark.broad)])
+def test_what_is_expanded_to_lengths_that_move_leaves_a_decoder_divided(tmp_path, planner):
+    empty = {name: np.zeros((1, HEADS, 0, SIZE), np.float32) for name in PAIRS}
+    shapes = {"input_ids": (1, 3), **{name: array.shape for name, array in empty.items()}}
+    planned, plan = prepared(tmp_path, with_expanded_places(), shapes, PAIRS, PlanOptions(planner))
+    assert plan.planner == planner
+    first, further = halves(planned.artifacts)
+    alone, random = Alone(with_expanded_places(), PAIRS, empty), np.random.default_rng(0)
+    held = [()] * first.host.host
+    for number, count in enumerate((3, 1, 4, 1)):
+        words = random.integers(0, 50, (1, count))
+        program, feeds = (further, [words]) if number else (first, [words, *empty.values()])
+        outputs, held = simulate_step(program, feeds, held, local_kernels(program))
+        np.testing.assert_allclose(outputs[0], alone.run({"input_ids": words})[0], rtol=1e-5, atol=1e-6)
+    if planner == "tensor-parallel":
+        whole = sum(array.nbytes for array in Alone.weights_of(decoder()))
+        assert max(device.weight_bytes for device in planned.artifacts.devices) < 0.8 * whole
+
+
 def hidden_length() -> bytes:
     """A cache of which the answer depends by its length, which folds to a constant."""
     nodes = [

@@ -1,0 +1,81 @@
+"""Shapes that follow from lists of sizes: they are those of the run, and what depends on more than shapes is left alone."""
+
+from dataclasses import replace
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+from onnx import helper
+
+from bbgrap.engine.reload import ReloadedModel
+from bbgrap.engine.steered_shapes import steered_shapes
+from bbgrap.graph.types import DType, Graph, Node, TensorType
+from bbgrap.graph.weights import make_weight
+from tests.onnx_models import model_of
+
+
+def expanded(before, wanted):
+    """PyTorch's `expand`: sizes of one value, -1 for what stays."""
+    weights = {
+        "minus": np.full(len(wanted), -1),
+        "ones": np.ones(len(wanted), np.int64),
+        "wanted": np.array(wanted),
+        "at": np.array([0, 2]),
+    }
+    nodes = (
+        Node("shape", "Shape", ("y",), ("sizes of y",)),
+        Node("some", "Gather", ("sizes of y", "at"), ("some sizes",)),
+        Node("list", "Concat", ("some sizes", "wanted"), ("sizes",), {"axis": 0}),
+        Node("stays", "Equal", ("sizes", "minuses"), ("kept",)),
+        Node("told", "Where", ("kept", "all ones", "sizes"), ("told sizes",)),
+        Node("expand", "Expand", ("x", "told sizes"), ("z",)),
+    )
+    count = 2 + len(wanted)
+    weights |= {"minuses": np.full(count, -1), "all ones": np.ones(count, np.int64)}
+    numbers = TensorType(DType.INT64, (count,))
+    types = {
+        "x": TensorType(DType.FLOAT, before),
+        "y": TensorType(DType.FLOAT, (5, 1, 7)),
+        "sizes of y": TensorType(DType.INT64, (3,)),
+        "some sizes": TensorType(DType.INT64, (2,)),
+        "sizes": numbers,
+        "kept": TensorType(DType.BOOL, (count,)),
+        "told sizes": numbers,
+        "z": TensorType(DType.FLOAT, None),
+    }
+    made = {name: make_weight(name, np.asarray(array, np.int64)) for name, array in weights.items()}
+    return Graph("g", nodes, ("x", "y"), ("z",), made, {**types, **{n: w.type for n, w in made.items()}}, {"": 17}, 8)
+
+
+@given(st.lists(st.sampled_from([-1, 1, 3]), max_size=3), st.lists(st.sampled_from([1, 3]), max_size=3))
+def test_a_shape_is_that_of_the_run(wanted, before):
+    found = steered_shapes(expanded(tuple(before), wanted))
+    told = tuple(1 if size == -1 else size for size in (5, 7, *wanted))
+    try:
+        shape = np.broadcast_shapes(tuple(before), told)
+    except ValueError:
+        assert not found
+    else:
+        assert found == {"z": TensorType(DType.FLOAT, shape)}
+
+
+def test_sizes_of_what_has_no_known_shape_are_not_told():
+    graph = expanded((1,), [-1])
+    unknown = {"y": TensorType(DType.FLOAT, None), "sizes of y": TensorType(DType.INT64, (3,))}
+    assert not steered_shapes(replace(graph, types={**graph.types, **unknown}))
+
+
+def test_what_follows_an_expansion_has_a_shape(tmp_path):
+    nodes = [
+        helper.make_node("Shape", ["x"], ["sizes"]),
+        helper.make_node("Equal", ["sizes", "minus"], ["stays"]),
+        helper.make_node("Where", ["stays", "ones", "sizes"], ["told"]),
+        helper.make_node("Expand", ["one", "told"], ["wide"]),
+        helper.make_node("Add", ["x", "wide"], ["y"]),
+    ]
+    constants = {"minus": np.full(2, -1), "ones": np.ones(2, np.int64), "one": np.ones((1, 1), np.float32)}
+    path = tmp_path / "m.onnx"
+    path.write_bytes(model_of(nodes, {"x": ["N", 3]}, {"y": None}, constants).SerializeToString())
+    loader = ReloadedModel(path)
+    graph = loader.open_graph({"x": (5, 3)}, {"x": frozenset({0})})
+    assert graph.types["wide"].shape == (5, 3)
