@@ -14,8 +14,8 @@ from bbgrap.graph.types import Array, DType, TensorType
 from bbgrap.runtime.joined_requests import JoinedInput
 from bbgrap.runtime.schedule import Schedule, reading_of
 
-_FILTER_AXES = 4
-"""Of the weights of a convolution over maps, `[outputs, inputs, height, width]`: onnxruntime has a layout of its own for these alone."""
+_PACKED = {(DType.FLOAT, 2), (DType.UINT8, 3)}
+"""Types and numbers of axes of what kernels of products pack."""
 
 
 def packed_bytes(weights: Iterable[TensorType]) -> int:
@@ -26,15 +26,15 @@ def packed_bytes(weights: Iterable[TensorType]) -> int:
 def bytes_while_loaded(weights: Collection[TensorType]) -> int:
     """Return the bytes of the weights of a segment that are in memory once more at the worst moment of loading it.
 
-    Those of convolutions are laid out anew, and those of float16 are converted, all of them before the first is let go. All others are
-    packed one by one from the pages of their files, which kernels read here and there: the largest should be in memory.
+    Matrices of floats, and those of few bits, are packed one by one from the pages of their files, which kernels read here and there: the
+    largest should be in memory. All others may be copied, all of them before the first is let go: those of convolutions are laid out anew,
+    those of float16 are converted.
     """
-    copied = sum(kind.nbytes for kind in weights if kind.dtype is DType.FLOAT16 or (kind.dtype is DType.FLOAT and _has_maps(kind)))
-    return max(copied, max((kind.nbytes for kind in weights), default=0))
+    return max(sum(kind.nbytes for kind in weights if not _is_packed(kind)), max((kind.nbytes for kind in weights), default=0))
 
 
-def _has_maps(kind: TensorType) -> bool:
-    return kind.shape is not None and len(kind.shape) == _FILTER_AXES
+def _is_packed(kind: TensorType) -> bool:
+    return kind.shape is not None and (kind.dtype, len(kind.shape)) in _PACKED
 
 
 @dataclass(frozen=True, slots=True)

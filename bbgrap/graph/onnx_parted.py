@@ -33,6 +33,8 @@ _NUMBER, _EIGHT_BYTES, _DELIMITED, _FOUR_BYTES = 0, 1, 2, 5
 """How a field is encoded."""
 _MOST_DIGITS = 10
 """Bytes of a number."""
+_MOST_FIELDS = 1 << 16
+"""That are walked through, in a tenth of a second. Chosen: what has more is no large model, but one of many small things."""
 
 
 class _UnusualError(Exception):
@@ -66,6 +68,7 @@ class _Walk:
         self.weights: dict[str, Array] = {}
         self._stream = stream
         self._at = 0
+        self._fields_left = _MOST_FIELDS
 
     def model(self, length: int) -> bytes:
         """Return a model without what becomes `weights`."""
@@ -110,6 +113,9 @@ class _Walk:
         """Yield the fields of a message that is so long; whoever gets one takes its content before the next."""
         end = self._at + length
         while self._at < end:
+            self._fields_left -= 1
+            if not self._fields_left:
+                raise _UnusualError
             tag = self._number()
             number, encoding = divmod(_value(tag), 8)
             if encoding == _DELIMITED:

@@ -11,7 +11,10 @@ from dataclasses import dataclass
 import onnx
 
 from bbgrap.graph.onnx_external import detach
-from bbgrap.graph.onnx_tidy import serialized
+from bbgrap.graph.onnx_tidy import bodies_of, captured_by, serialized
+
+_PACKING = frozenset({"Gemm", "MatMul", "MatMulNBits"})
+"""Operators whose kernels pack their second operand when a model is loaded, and read it no more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +24,18 @@ class FilePart:
     file: str
     begin: int
     nbytes: int
+
+
+def packed_weights(model: bytes) -> frozenset[str]:
+    """Return the initializers that only such operators read: of all others a kernel may read the file as long as the model is there."""
+    nodes = onnx.ModelProto.FromString(model).graph.node
+    packed, read = set[str](), set[str]()
+    for node in nodes:
+        packs = node.op_type in _PACKING
+        packed.update(node.input[1:2] if packs else ())
+        read.update((*node.input[:1], *node.input[2:]) if packs else node.input)
+        read.update(name for body in bodies_of(node) for name in captured_by(body))
+    return frozenset(packed - read)
 
 
 def with_files(model: bytes, parts: Mapping[str, FilePart]) -> bytes:
