@@ -211,7 +211,7 @@ def reason_of(error: Exception) -> str:
     Names in it may be of any length.
     """
     words = " ".join(str(error).split()).removeprefix("[ONNXRuntimeError] : ")
-    return shortened(_SOURCE.sub("", words), _REASON_LETTERS)
+    return shortened(_SOURCE.sub("", words[: 4 * _REASON_LETTERS]), _REASON_LETTERS)  # to look through takes the square of the length
 
 
 def share_arena() -> None:
