@@ -13,9 +13,8 @@ from bbgrap.engine.sessions import usable_cores
 from bbgrap.protocol.messages import Join
 from bbgrap.protocol.version import VERSION
 
-_OPSET_BY_MINOR = {22: 22, 23: 23, 24: 25, **dict.fromkeys(range(25, 32), 26)}
-_NEWEST_OPSET = 28
-"""Highest opset by onnxruntime's minor version, measured (1.22 to 1.32); later ones accept at least the last."""
+MAX_OPSET = 28
+"""The highest opset of ai.onnx that the oldest onnxruntime runs which installs (1.32), measured; later ones run at least that."""
 
 
 def introduce(name: str, threads: int, data_address: str) -> Join:
@@ -25,7 +24,7 @@ def introduce(name: str, threads: int, data_address: str) -> Join:
         name=name,
         version=VERSION,
         onnxruntime=onnxruntime.__version__,
-        max_opset=max_opset(onnxruntime.__version__),
+        max_opset=MAX_OPSET,
         threads=threads or cores,
         cores=cores,
         memory_bytes=memory_limit(),
@@ -33,12 +32,6 @@ def introduce(name: str, threads: int, data_address: str) -> Join:
         profile=None,
         memory_group=memory_group(),
     )
-
-
-def max_opset(version: str) -> int:
-    """Return the highest opset of ai.onnx that a version of onnxruntime runs."""
-    minor = int(version.split(".")[1])
-    return _OPSET_BY_MINOR.get(minor, _NEWEST_OPSET if minor > min(_OPSET_BY_MINOR) else 21)
 
 
 def memory_limit(root: Path = Path("/")) -> int:
