@@ -13,11 +13,10 @@ from typing import Literal
 from bbgrap.auto.evaluate import Evaluator
 from bbgrap.cluster import Cluster
 from bbgrap.graph import Node
-from bbgrap.planners.bbgrap import plan_bbgrap
 from bbgrap.planners.fewer_exchanges import join_phases
 from bbgrap.planners.options import PlanOptions, Split
 from bbgrap.planners.plan import Tile, Tiles, whole_output
-from bbgrap.planners.tensor_parallel import plan_tensor_parallel
+from bbgrap.planners.registry import PLANNERS
 
 TENSORS: Literal["tensor-parallel"] = "tensor-parallel"
 Direction = Split | Literal["tensor-parallel"]
@@ -78,11 +77,8 @@ class Balance:
     def _divided(self, split: Direction, devices: Sequence[int], seconds: Sequence[float]) -> Tiles:
         nodes = [replace(self._cluster.nodes[d], share=1 / max(took, 1e-9), work=()) for d, took in zip(devices, seconds, strict=True)]
         cluster, descriptions = Cluster(tuple(nodes)), self._pieces.descriptions
-        if split == TENSORS:
-            tiles = plan_tensor_parallel(self._graph, cluster, PlanOptions(TENSORS), descriptions)
-        else:
-            tiles = plan_bbgrap(self._graph, cluster, PlanOptions(split=split), descriptions)
-        return on_devices(tiles, devices)
+        options = PlanOptions(TENSORS) if split == TENSORS else PlanOptions(split=split)
+        return on_devices(PLANNERS[options.planner](self._graph, cluster, options, descriptions), devices)
 
     def _alone_s(self, device: int) -> float:
         return sum(self._seconds(device, node) for node in self._graph.nodes)

@@ -20,7 +20,6 @@ from bbgrap.cluster import Cluster
 from bbgrap.costmodel.messages import EXCHANGE_S, GENERIC
 from bbgrap.errors import UsageError
 from bbgrap.graph import Graph, Node
-from bbgrap.planners.made_of_weights import made_where_read
 from bbgrap.planners.options import PlanOptions
 from bbgrap.planners.plan import Tile, Tiles, whole_output
 from bbgrap.planners.shares import grid_of, split_axis, split_by_shares, strongest
@@ -68,7 +67,7 @@ def feature_axis(node: Node, rank: int) -> int | None:
 def plan_bbgrap(graph: Graph, cluster: Cluster, options: PlanOptions, descriptions: Descriptions) -> Tiles:
     """Plan every node of a graph over a cluster along `options.split`."""
     follower = _Follower(graph, cluster, options, descriptions)
-    return made_where_read(graph, descriptions, {node.name: follower.tiles(node, descriptions[node.name]) for node in graph.nodes})
+    return {node.name: follower.tiles(node, descriptions[node.name]) for node in graph.nodes}
 
 
 class _Follower:
