@@ -8,6 +8,7 @@ onnx follows the content of lists through few operators, onnxruntime through few
 
 from __future__ import annotations
 
+from collections.abc import Container
 from math import prod
 
 import numpy as np
@@ -30,11 +31,11 @@ _OF_NUMBERS = frozenset(
 """Operators that make sizes of sizes."""
 
 
-def steered_shapes(graph: Graph) -> dict[str, TensorType]:
-    """Return the types of what is expanded to sizes that can be computed now; of what nobody knows a shape."""
+def steered_shapes(graph: Graph, declared: Container[str] = ()) -> dict[str, TensorType]:
+    """Return the types of what is expanded to sizes that can be computed now; of what nobody knows a shape, and none was `declared` of."""
     found: dict[str, TensorType] = {}
     for node in graph.nodes:
-        if node.op != "Expand" or node.domain or graph.types[node.first_output].shape is not None:
+        if node.op != "Expand" or node.domain or node.first_output in declared or graph.types[node.first_output].shape is not None:
             continue
         before, sizes = graph.types[node.inputs[0]].shape, _content(graph, node.inputs[1])
         if before is None or sizes is None:

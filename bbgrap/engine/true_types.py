@@ -83,7 +83,7 @@ def typed_graph(model: OnnxModel, *, hides_sizes: bool = False, known: Mapping[s
         unknown = [n for n, kind in graph.types.items() if kind.shape is None and not kind.onnx and n not in {*asked, *graph.inputs}]
         found, their_ranks = _declared_by_runtime(graph, seen, unknown) if unknown else ({}, {})
         ranks |= their_ranks
-        if not found and (further := _made_by_loops(graph, declared, turns) or steered_shapes(graph)):
+        if not found and (further := _made_by_loops(graph, declared, turns) or steered_shapes(graph, declared)):
             declared |= further
             continue
         if not found:
