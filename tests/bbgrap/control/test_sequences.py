@@ -102,11 +102,17 @@ def recovered(wire):
     return model.recovered, model.replayed
 
 
-def test_where_the_model_takes_it_all_requests_run_again_as_one():
+def counters_whose_home_is_gone():
+    """A sequence of six requests that may run again as one, whose state was on an agent that is gone."""
     wire = counters("a", "b", joinings=JOININGS)
     assert [total(wire, 1, step, step) for step in range(6)] == [0, 1, 3, 6, 10, 15]
     home = wire.coordinator.loading.by_epoch.get(next(iter(wire.coordinator.requests.sequences._known.values())).epoch)
     wire.crash(wire.agent(next(iter(home.parts))))
+    return wire
+
+
+def test_where_the_model_takes_it_all_requests_run_again_as_one():
+    wire = counters_whose_home_is_gone()
     wire.ran.clear()
     assert total(wire, 1, 6, 6) == 21
     assert wire.ran == [[0, 1, 2, 3, 4, 5], [6]]
@@ -114,10 +120,7 @@ def test_where_the_model_takes_it_all_requests_run_again_as_one():
 
 
 def test_what_is_refused_as_one_is_run_again_one_by_one():
-    wire = counters("a", "b", joinings=JOININGS)
-    assert [total(wire, 1, step, step) for step in range(6)] == [0, 1, 3, 6, 10, 15]
-    home = wire.coordinator.loading.by_epoch.get(next(iter(wire.coordinator.requests.sequences._known.values())).epoch)
-    wire.crash(wire.agent(next(iter(home.parts))))
+    wire = counters_whose_home_is_gone()
     wire.most = 1
     wire.ran.clear()
     assert [total(wire, 1, step, step) for step in (6, 7)] == [21, 28]
@@ -126,10 +129,7 @@ def test_what_is_refused_as_one_is_run_again_one_by_one():
 
 def test_what_ended_a_worker_as_one_is_run_again_one_by_one():
     """So many words at once may want more memory than there is; a second worker would be ended by them, and the model not be run."""
-    wire = counters("a", "b", joinings=JOININGS)
-    assert [total(wire, 1, step, step) for step in range(6)] == [0, 1, 3, 6, 10, 15]
-    home = wire.coordinator.loading.by_epoch.get(next(iter(wire.coordinator.requests.sequences._known.values())).epoch)
-    wire.crash(wire.agent(next(iter(home.parts))))
+    wire = counters_whose_home_is_gone()
     wire.ran.clear()
     call = wire.run_of(1, 6, 6)
     wire.wait(20.0)  # until the agent is known to be gone

@@ -65,6 +65,17 @@ def test_words_after_a_prompt_are_answered_as_plain_onnxruntime_does(tmp_path, o
         assert max(used) < 0.8 * whole
 
 
+def check_words(artifacts, model, empty, counts):
+    """Requests of so many words each are answered as plain onnxruntime does."""
+    first, further = halves(artifacts)
+    alone, random, held = Alone(model, PAIRS, empty), np.random.default_rng(0), [()] * first.host.host
+    for number, count in enumerate(counts):
+        words = random.integers(0, 50, (1, count))
+        program, feeds = (further, [words]) if number else (first, [words, *empty.values()])
+        outputs, held = simulate_step(program, feeds, held, local_kernels(program))
+        np.testing.assert_allclose(outputs[0], alone.run({"input_ids": words})[0], rtol=1e-5, atol=1e-6)
+
+
 def of_the_last_word(op: str) -> bytes:
     """The decoder with the logits of its last word only, as exporters cut them: counted from an end that moves."""
     model = onnx.load_from_string(decoder())
@@ -86,14 +97,7 @@ def test_what_counts_from_the_end_takes_requests_of_any_length(tmp_path, planner
     shapes = {"input_ids": (1, 1), **{name: array.shape for name, array in empty.items()}}
     planned, plan = prepared(tmp_path, of_the_last_word(op), shapes, PAIRS, PlanOptions(planner))
     assert plan.planner == planner
-    first, further = halves(planned.artifacts)
-    alone, random = Alone(of_the_last_word(op), PAIRS, empty), np.random.default_rng(0)
-    held = [()] * first.host.host
-    for number, count in enumerate((4, 1, 3, 1)):
-        words = random.integers(0, 50, (1, count))
-        program, feeds = (further, [words]) if number else (first, [words, *empty.values()])
-        outputs, held = simulate_step(program, feeds, held, local_kernels(program))
-        np.testing.assert_allclose(outputs[0], alone.run({"input_ids": words})[0], rtol=1e-5, atol=1e-6)
+    check_words(planned.artifacts, of_the_last_word(op), empty, (4, 1, 3, 1))
 
 
 def with_expanded_places() -> bytes:
@@ -143,14 +147,7 @@ def test_what_is_expanded_to_lengths_that_move_leaves_a_decoder_divided(tmp_path
     shapes = {"input_ids": (1, 3), **{name: array.shape for name, array in empty.items()}}
     planned, plan = prepared(tmp_path, with_expanded_places(), shapes, PAIRS, PlanOptions(planner))
     assert plan.planner == planner
-    first, further = halves(planned.artifacts)
-    alone, random = Alone(with_expanded_places(), PAIRS, empty), np.random.default_rng(0)
-    held = [()] * first.host.host
-    for number, count in enumerate((3, 1, 4, 1)):
-        words = random.integers(0, 50, (1, count))
-        program, feeds = (further, [words]) if number else (first, [words, *empty.values()])
-        outputs, held = simulate_step(program, feeds, held, local_kernels(program))
-        np.testing.assert_allclose(outputs[0], alone.run({"input_ids": words})[0], rtol=1e-5, atol=1e-6)
+    check_words(planned.artifacts, with_expanded_places(), empty, (3, 1, 4, 1))
     if planner == "tensor-parallel":
         whole = sum(array.nbytes for array in Alone.weights_of(decoder()))
         assert max(device.weight_bytes for device in planned.artifacts.devices) < 0.8 * whole
