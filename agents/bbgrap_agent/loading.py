@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +16,8 @@ from bbgrap.engine.session_call import caller, ending_after
 from bbgrap.engine.sessions import make_session
 from bbgrap.errors import BbgrapError, ModelError
 from bbgrap.graph.onnx_layout import Boundary
-from bbgrap.graph.onnx_weight_files import packed_weights, with_files
+from bbgrap.graph.onnx_read import as_model_error
+from bbgrap.graph.onnx_weight_files import with_files
 from bbgrap.graph.types import Array
 from bbgrap.own_process import give_back_freed
 from bbgrap.protocol.messages import Deploy, Peer
@@ -57,7 +58,7 @@ def load(
     shared = shared or SharedSegments()
     before, freed = shared.made, _Freed()
     loader = SegmentLoader(
-        lambda model: _filed(model, store, model.weights),
+        lambda model: _filed(model, store),
         lambda model: freed.after(model, _load_segment(model, store, threads)),
         lambda compiler, boundary, model: freed.after(model, _load_compiled(compiler, boundary, model, threads)),
         lambda model: _made(model, _weights_of(model, store), threads, optimize=False),
@@ -123,7 +124,7 @@ def _weights_of(model: SegmentModel, store: WeightStore) -> dict[str, Array]:
 
 def _load_segment(model: SegmentModel, store: WeightStore, threads: int) -> Segment:
     """Make a segment as it was shipped. What is packed is packed from files: nothing else has it in memory."""
-    skeleton, weights, folder = _filed(model, store, packed_weights(model.skeleton))
+    skeleton, weights, folder = _filed(model, store, only_packed=True)
     if folder is not None:
         try:
             return _made(replace(model, skeleton=skeleton), weights, threads, folder=folder)
@@ -133,14 +134,15 @@ def _load_segment(model: SegmentModel, store: WeightStore, threads: int) -> Segm
     return _made(model, _weights_of(model, store), threads)
 
 
-def _filed(model: SegmentModel, store: WeightStore, names: Collection[str]) -> tuple[bytes, Mapping[str, Array], Path | None]:
-    """Return a segment that refers to files for weights of these names, its others, and the folder of the files, if there are any."""
+def _filed(model: SegmentModel, store: WeightStore, *, only_packed: bool = False) -> tuple[bytes, Mapping[str, Array], Path | None]:
+    """Return a segment that refers to files for large weights, its others, and the folder of the files, if there are any."""
     weights = _weights_of(model, store)
-    large = {name: array for name, array in weights.items() if name in names and array.nbytes > SMALL_BYTES}
-    parts = store.parts({name: model.weights[name].digest for name in large})
+    parts = store.parts({name: ref.digest for name, ref in model.weights.items() if weights[name].nbytes > SMALL_BYTES})
     if not parts:
         return model.skeleton, weights, None
-    return with_files(model.skeleton, parts), {name: array for name, array in weights.items() if name not in parts}, store.directory
+    with as_model_error(f"segment '{model.name}'"):
+        skeleton, filed = with_files(model.skeleton, parts, only_packed=only_packed)
+    return skeleton, {name: array for name, array in weights.items() if name not in filed}, store.directory
 
 
 def _made(model: SegmentModel, weights: Mapping[str, Array], threads: int, *, optimize: bool = True, folder: Path | None = None) -> Segment:

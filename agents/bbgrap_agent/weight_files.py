@@ -60,7 +60,7 @@ def part_of(path: Path) -> FilePart | None:
     try:
         with path.open("rb", buffering=0) as stream:
             head, size = read_head(stream), path.stat().st_size
-    except Exception:  # noqa: BLE001,RUF100 - as above
+    except Exception:  # noqa: BLE001,RUF100 - whatever numpy makes of a head of garbage
         return None
     return FilePart(path.name, head.begin, head.end - head.begin) if size == head.end and not head.is_fortran else None
 

@@ -88,7 +88,8 @@ class SegmentCompiler:
         bounds = [(crop.result, crop.bounds) for crop in self._crops]
         self.key = hashlib.sha256(common_form(self._data, self.front.moving) + repr(bounds).encode()).hexdigest()
         self._optimized: tuple[frozenset[str], OnnxModel] | None = None
-        self._shipped = skeleton, weights, folder
+        self._folder = folder
+        self._shipped = skeleton, weights
 
     def resized(self, shapes: Mapping[str, tuple[int, ...]]) -> SegmentCompiler:
         """Return the compiler of the same segment with inputs of other shapes, by name.
@@ -96,8 +97,8 @@ class SegmentCompiler:
         Raises:
             ModelError: if it is not one that can be compiled and run with them.
         """
-        skeleton, weights, folder = self._shipped
-        return SegmentCompiler(self.name, skeleton, weights, self.block, shapes_at(skeleton, shapes), folder)
+        skeleton, weights = self._shipped
+        return SegmentCompiler(self.name, skeleton, weights, self.block, shapes_at(skeleton, shapes), self._folder)
 
     def boundary(self, wanted: frozenset[str]) -> Boundary:
         """Return which of the wanted inputs gain from being blocked, and which outputs can be blocked then.
@@ -129,7 +130,7 @@ class SegmentCompiler:
             data = with_stand_ins(self._data, inputs)
             level = ort.GraphOptimizationLevel.ORT_ENABLE_ALL
             without = (*segments_without(data), *((JOINS_AXES,) if any(self.front.moving.values()) else ()))
-            self._optimized = inputs, optimized(data, self._weights, level, self.name, without, self._shipped[2])
+            self._optimized = inputs, optimized(data, self._weights, level, self.name, without, self._folder)
         return self._optimized[1]
 
 

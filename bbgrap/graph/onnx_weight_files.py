@@ -26,22 +26,26 @@ class FilePart:
     nbytes: int
 
 
-def packed_weights(model: bytes) -> frozenset[str]:
-    """Return the initializers that only such operators read: of all others a kernel may read the file as long as the model is there."""
-    nodes = onnx.ModelProto.FromString(model).graph.node
+def with_files(model: bytes, parts: Mapping[str, FilePart], *, only_packed: bool = False) -> tuple[bytes, frozenset[str]]:
+    """Return a model some of whose initializers are in files, in a folder that whoever loads it tells, and which these are.
+
+    `only_packed`: those alone that kernels pack; of all others one may read the file as long as the model is there.
+    """
+    proto = onnx.ModelProto.FromString(model)
+    chosen = parts.keys() & _packed(proto.graph) if only_packed else parts.keys()
+    for tensor in proto.graph.initializer:
+        if tensor.name in chosen:
+            part = parts[tensor.name]
+            detach(tensor, part.nbytes, part.begin, part.file)
+    return serialized(proto), frozenset(chosen)
+
+
+def _packed(graph: onnx.GraphProto) -> set[str]:
+    """Return the values that are read as what kernels pack, and by nobody else."""
     packed, read = set[str](), set[str]()
-    for node in nodes:
+    for node in graph.node:
         packs = node.op_type in _PACKING
         packed.update(node.input[1:2] if packs else ())
         read.update((*node.input[:1], *node.input[2:]) if packs else node.input)
         read.update(name for body in bodies_of(node) for name in captured_by(body))
-    return frozenset(packed - read)
-
-
-def with_files(model: bytes, parts: Mapping[str, FilePart]) -> bytes:
-    """Return a model whose initializers of these names are in files, in a folder that whoever loads it tells."""
-    proto = onnx.ModelProto.FromString(model)
-    for tensor in proto.graph.initializer:
-        if (part := parts.get(tensor.name)) is not None:
-            detach(tensor, part.nbytes, part.begin, part.file)
-    return serialized(proto)
+    return packed - read

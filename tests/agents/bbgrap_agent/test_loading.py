@@ -5,6 +5,7 @@ import logging
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +23,7 @@ from bbgrap.engine.layout import block_size
 from bbgrap.engine.load import load_graph
 from bbgrap.engine.prepare import prepare_graph
 from bbgrap.engine.sessions import make_session
+from bbgrap.errors import ModelError
 from bbgrap.graph import DType, TensorType
 from bbgrap.graph.weights import digest_of
 from bbgrap.planners.options import PlanOptions
@@ -99,6 +101,14 @@ def test_a_weight_whose_file_is_gone_meanwhile_is_given_from_memory(tmp_path, mo
     weight_file(tmp_path, digest).unlink()
     loaded = load(deploy(segments), store, 1, "127.0.0.1")
     assert np.array_equal(loaded.segments[0]([np.ones((1, ROWS), np.float32)])[0], np.zeros((1, ROWS)))
+
+
+def test_a_segment_that_is_no_model_is_refused_in_words(tmp_path):
+    store, (segment,) = stored(tmp_path, 1)
+    garbage = b"no model at all"
+    broken = replace(segment, skeleton=garbage, digest=hashlib.sha256(garbage).hexdigest(), whole=True)
+    with pytest.raises(ModelError, match="segment 'product 0': it is broken"):
+        load(deploy((broken,)), store, 1, "127.0.0.1")
 
 
 @pytest.mark.skipif(block_size() is None, reason="onnxruntime does not block feature maps on this CPU")

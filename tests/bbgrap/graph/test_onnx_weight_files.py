@@ -3,7 +3,7 @@
 import onnx
 from onnx import TensorProto, helper
 
-from bbgrap.graph.onnx_weight_files import FilePart, packed_weights, with_files
+from bbgrap.graph.onnx_weight_files import FilePart, with_files
 
 
 def weights(*names):
@@ -27,15 +27,17 @@ def model():
 
 
 def test_what_is_packed_is_read_by_nobody_else():
-    assert packed_weights(model()) & {tensor.name for tensor in onnx.ModelProto.FromString(model()).graph.initializer} == {
-        "product",
-        "matrix",
-    }
+    parts = {tensor.name: FilePart("p.npy", 128, 16) for tensor in onnx.ModelProto.FromString(model()).graph.initializer}
+    assert with_files(model(), parts)[1] == parts.keys()
+    made, filed = with_files(model(), parts, only_packed=True)
+    assert filed == {"product", "matrix"}
+    outside = {tensor.name for tensor in onnx.ModelProto.FromString(made).graph.initializer if tensor.external_data}
+    assert outside == filed
 
 
 def test_a_model_refers_to_parts_of_files():
-    made = onnx.ModelProto.FromString(with_files(model(), {"product": FilePart("p.npy", 128, 16)}))
-    product, *others = made.graph.initializer
+    made, _ = with_files(model(), {"product": FilePart("p.npy", 128, 16)})
+    product, *others = onnx.ModelProto.FromString(made).graph.initializer
     assert {entry.key: entry.value for entry in product.external_data} == {"location": "p.npy", "offset": "128", "length": "16"}
     assert (product.data_location, product.raw_data) == (TensorProto.EXTERNAL, b"")
     assert all(tensor.raw_data == bytes(16) for tensor in others)
