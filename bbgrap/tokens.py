@@ -72,7 +72,7 @@ class Decoder:
             UsageError: if it is no decoder that is understood.
         """
         signature = replace(Signature.of(model), overridable=())
-        state = dict(pairs_of("auto", signature, model.name))
+        state = {name: output for name, output in pairs_of("auto", signature, model.name) if name != output}
         kinds = {arg.name: arg.dtype for arg in signature.inputs if arg.name not in state}
         given = list(kinds)
         made = [arg.name for arg in signature.outputs if arg.name not in state.values()]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -119,6 +119,47 @@ def decoder() -> bytes:
     return _bytes(helper.make_graph(nodes, "decoder", inputs, outputs, made))
 
 
+def listener(*, merged: bool = False) -> bytes:
+    """The decoder, which also looks at what an encoder heard: two inputs that stay, or, if `merged`, what its first request makes."""
+    proto = onnx.ModelProto.FromString(decoder())
+    graph, pairs = proto.graph, [(f"past_key_values.0.encoder.{kind}", f"present.0.encoder.{kind}") for kind in ("key", "value")]
+    mixed = next(node for node in graph.node if node.output[0] == "mixed")
+    mixed.output[0] = "said"
+    (key, value), place = [name if not merged else f"{name} read" for name, _ in pairs], list(graph.node).index(mixed) + 1
+    heard = [
+        helper.make_node("Transpose", [key], ["heard.keys"], perm=[0, 1, 3, 2]),
+        helper.make_node("MatMul", ["q.heads", "heard.keys"], ["heard.scores"]),
+        helper.make_node("Softmax", ["heard.scores"], ["heard.shares"], axis=-1),
+        helper.make_node("MatMul", ["heard.shares", value], ["heard"]),
+        helper.make_node("Add", ["said", "heard"], ["mixed"]),
+    ]
+    if merged:
+        heard = [_first_or_later(pairs, [key, value]), *heard]
+        graph.input.append(_tensor("encoder_hidden_states", ("batch", HEADS, "encoder_length", SIZE)))
+        graph.input.append(_tensor("use_cache_branch", (1,), TensorProto.BOOL))
+        graph.output.extend(_tensor(output, ("batch or none", HEADS, "encoder_length or 1", SIZE)) for _, output in pairs)
+    for node in reversed(heard):
+        graph.node.insert(place, node)
+    graph.input.extend(_tensor(name, ("batch", HEADS, "encoder_length_out", SIZE)) for name, _ in pairs)
+    return bytes(proto.SerializeToString())
+
+
+def _first_or_later(pairs: Sequence[tuple[str, str]], read: Sequence[str]) -> NodeProto:
+    """As Optimum merges decoders: later requests read what the first one put out, and put out fillers."""
+    puts = [output for _, output in pairs]
+    filler = helper.make_node("Constant", [], ["filler"], value=numpy_helper.from_array(np.zeros((0, HEADS, 1, SIZE), np.float32)))
+    scales = [numpy_helper.from_array(np.array([0.5 + n], np.float32), f"scale {n}") for n in range(len(pairs))]
+    later = [filler, *(helper.make_node("Identity", ["filler"], [f"{name} later"]) for name in puts)]
+    later += [helper.make_node("Identity", [past], [f"{name} later"]) for (past, _), name in zip(pairs, read, strict=True)]
+    first = [helper.make_node("Mul", ["encoder_hidden_states", f"scale {n}"], [f"{name} first"]) for n, name in enumerate(puts)]
+    first += [helper.make_node("Identity", [f"{output} first"], [f"{name} first"]) for output, name in zip(puts, read, strict=True)]
+    bodies = [
+        helper.make_graph(nodes, branch, [], [onnx.ValueInfoProto(name=f"{name} {branch}") for name in (*puts, *read)], made)
+        for nodes, branch, made in ((later, "later", []), (first, "first", scales))
+    ]
+    return helper.make_node("If", ["use_cache_branch"], [*puts, *read], then_branch=bodies[0], else_branch=bodies[1])
+
+
 class Alone:
     """A sequence on plain onnxruntime, on one thread, with its state kept in memory."""
 
@@ -127,7 +168,7 @@ class Alone:
         options = ort.SessionOptions()
         options.intra_op_num_threads = 1
         self._session = ort.InferenceSession(model, options)
-        self._pairs, self.state = pairs, dict(state)
+        self._pairs, self.state = dict(pairs), dict(state)
         self._names = [arg.name for arg in self._session.get_outputs()]
 
     @staticmethod
@@ -137,6 +178,11 @@ class Alone:
 
     def run(self, feed: Mapping[str, Array]) -> list[Array]:
         """Return what is no state of the answer to the next request."""
-        found = dict(zip(self._names, self._session.run(None, {**feed, **self.state}), strict=True))
-        self.state = {name: found[output] for name, output in self._pairs.items()}
+        given = {**feed, **self.state}
+        found = dict(zip(self._names, self._session.run(None, given), strict=True))
+        self.state = {name: {**given, **found}[output] for name, output in self._pairs.items()}
         return [found[name] for name in self._names if name not in self._pairs.values()]
+
+    def keep(self, names: Collection[str]) -> None:
+        """Let some of the state stay from now on, whatever the model puts out."""
+        self._pairs |= {name: name for name in names}

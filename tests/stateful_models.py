@@ -15,12 +15,14 @@ from tests.random_models import networks
 
 @st.composite
 def stateful_networks(draw: st.DrawFn) -> Graph:
-    """Draw a random network, and one or two of its layers that go on from request to request."""
+    """Draw a random network, and one or two of its layers that go on from request to request; its input may be lasting."""
     graph = draw(networks())
     made = [node.outputs[0] for node in graph.nodes]
     for value in draw(st.lists(st.sampled_from(made), min_size=1, max_size=2, unique=True)):
         graph = accumulating(graph, value)
-    return with_state(graph, {name: f"{name}.next" for name in graph.inputs if name.startswith("state of ")})
+    pairs = {name: f"{name}.next" for name in graph.inputs if name.startswith("state of ")}
+    lasting = draw(st.sets(st.sampled_from([name for name in graph.inputs if name not in pairs]), max_size=1))
+    return with_state(graph, {**pairs, **{name: name for name in lasting}})
 
 
 def accumulating(graph: Graph, value: str) -> Graph:
@@ -54,5 +56,6 @@ def plain_sequence(graph: Graph, first: Sequence[Array], given: Sequence[Sequenc
         found = dict(zip(graph.outputs, plain_outputs(graph, [feeds[name] for name in graph.inputs]), strict=True))
         answers.append([found[name] for name in graph.answered])
         if number < len(given):
+            found |= feeds
             feeds = {name: found[output] for name, output in graph.state.items()} | dict(zip(graph.given, given[number], strict=True))
     return answers

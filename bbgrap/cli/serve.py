@@ -55,7 +55,8 @@ def serve(
         list[str] | None,
         typer.Option(
             metavar="NAME[=IN:OUT[:SHAPE],...]",
-            help="A model with state, and which outputs are inputs of the next request; default: found by names. Requests name a sequence.",
+            help="A model with state, and which outputs are inputs of the next request (IN:IN: it stays); default: found by names. "
+            "Requests name a sequence.",
             show_default=False,
         ),
     ] = None,

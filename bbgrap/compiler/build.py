@@ -96,6 +96,8 @@ class _Builder(ProgramWriter[_DeviceBuilder]):
         buffer = self.devices[self.host].buffer(value, whole)
         self.devices[self.host].full[value] = buffer
         readers = {tile.device for node in self.graph.consumers.get(value, ()) for tile in self.plan.tiles[node.name]}
+        if self.graph.state.get(value) == value:
+            readers |= {device for device, held in enumerate(self.begins or ()) if any(name == value for name, _ in held)}
         for device in sorted(readers):
             self.devices[device].full[value] = self.send(self.host, Piece(buffer, whole), device)
         return buffer

@@ -103,7 +103,7 @@ def _shapes(first: Graph, declared: DeclaredSizes, words: int, length: int) -> d
         before, after = first.types[name].known_shape, first.types[output].known_shape
         shapes[name] = tuple(size if size == later else length for size, later in zip(before, after, strict=True))
         for symbol, size, later in zip(declared.get(name, ()), before, after, strict=False):
-            if isinstance(symbol, str):
+            if isinstance(symbol, str) and name != output:
                 (fixed if size == later else growing).add(symbol)
 
     def chosen(symbol: int | str | None, given: int) -> int:
@@ -112,7 +112,7 @@ def _shapes(first: Graph, declared: DeclaredSizes, words: int, length: int) -> d
         # Exporters also call it a sum with the state's length.
         return length + words if counts_words(symbol) or any(name in symbol for name in growing) else words
 
-    for name in first.given:
+    for name in (*first.given, *(name for name, output in first.state.items() if name == output)):
         symbols = declared.get(name, ())
         shapes[name] = tuple(
             chosen(symbols[axis] if axis < len(symbols) else None, given) for axis, given in enumerate(first.types[name].known_shape)

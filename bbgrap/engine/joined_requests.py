@@ -33,7 +33,8 @@ def joinings_of(model: OnnxModel, dtypes: Mapping[str, DType], state: Sequence[t
     if is_quantized(model):
         return {}
     inputs, outputs = {item.name: item for item in model.inputs}, {item.name: item for item in model.outputs}
-    symbols = [(inputs[name].shape or (), outputs[output].shape or ()) for name, output in state]
+    changing = [(name, output) for name, output in state if name != output]
+    symbols = [(inputs[name].shape or (), outputs[output].shape or ()) for name, output in changing]
     pairs = [pair for before, after in symbols for pair in zip(before, after, strict=False)]
     growing = {before for before, after in pairs if isinstance(before, str) and before != after}
     fixed = {before for before, after in pairs if isinstance(before, str) and before == after}
@@ -47,11 +48,11 @@ def joinings_of(model: OnnxModel, dtypes: Mapping[str, DType], state: Sequence[t
         return {name: _made(inputs[name], dtypes[name], joining, start, count) for name, joining in found.items()}
 
     def left(steps: Sequence[int]) -> Sequence[Array]:
-        kept = [_nothing(inputs[name], dtypes[name], growing) for name, _ in state]
+        held = {name: _nothing(inputs[name], dtypes[name], growing) for name, _ in state}
         for number, count in enumerate(steps):
-            given = feed(sum(steps[:number]), count)
-            kept = list(run([output for _, output in state], {**given, **{name: v for (name, _), v in zip(state, kept, strict=True)}}))
-        return kept
+            after = run([output for _, output in changing], {**feed(sum(steps[:number]), count), **held})
+            held |= {name: array for (name, _), array in zip(changing, after, strict=True)}
+        return list(held.values())
 
     try:
         one_by_one, at_once = left(STEPS), left((sum(STEPS),))

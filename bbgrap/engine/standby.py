@@ -12,7 +12,7 @@ unless they are state.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +28,11 @@ from bbgrap.engine.session_call import caller, ending_after
 from bbgrap.engine.sessions import declared_type, open_session, session_options
 from bbgrap.errors import ModelError
 from bbgrap.graph.onnx_io import OnnxModel, read_model
+from bbgrap.graph.onnx_merged import with_first_made
 from bbgrap.graph.onnx_shapes import without_weights
 from bbgrap.graph.onnx_top_k import with_top_outputs
 from bbgrap.graph.onnx_whole import whole_model
-from bbgrap.graph.state import check_pairs
+from bbgrap.graph.state import check_pairs, made_once
 from bbgrap.graph.types import Array, DType
 from bbgrap.graph.weights import make_weight
 from bbgrap.runtime.schedule import BufferSpec, LocalPart, LocalReceive, LocalRun, LocalSend, Schedule
@@ -58,8 +59,10 @@ def standby_of(path: Path, state: Sequence[tuple[str, str]] = (), top: Sequence[
     Raises:
         ModelError: if the file is no model, onnxruntime cannot load it, or it has no such state or outputs.
     """
-    model = with_top_outputs(without_weights(read_model(path), dict(state)), dict(top))
-    check_pairs(model.name, tuple(item.name for item in model.inputs), tuple(item.name for item in model.outputs), state)
+    file = without_weights(read_model(path), dict(state))
+    check_pairs(file.name, tuple(item.name for item in file.inputs), tuple(item.name for item in file.outputs), state)
+    once = made_once([item.name for item in file.inputs], dict(state))
+    model = with_top_outputs(with_first_made(file, {name: output for name, output in state if name in once}), dict(top))
     data, arrays = whole_model(model)
     session = _opened(path, data, arrays)
     taken, given = _carried(session.get_inputs()), _carried(session.get_outputs())
@@ -77,20 +80,21 @@ def standby_of(path: Path, state: Sequence[tuple[str, str]] = (), top: Sequence[
         {name: WeightRef(weight.digest, weight.type) for name, weight in weights.items()},
         whole=True,
     )
-    answered = tuple(item.name for item in model.outputs)
+    kept = [output for _, output in state]
+    answered = tuple(item.name for item in model.outputs if item.name not in kept)
     refs = {weight.digest: weight.array for weight in weights.values()}
 
-    def program(held: Sequence[str], kept: Sequence[str]) -> Artifacts:
-        device, host = _schedules(inputs, outputs, answered, held, kept)
+    def program(held: Sequence[str], left: Sequence[str]) -> Artifacts:
+        device, host = _schedules(inputs, outputs, answered, held, left)
         return Artifacts((DeviceArtifacts(device, (segment,)),), host, refs)
 
-    kept = [output for _, output in state]
     artifacts = program((), kept)
     if state:
         order = tuple(taken)
+        further = program([name for name, _ in state], [name if name in once else output for name, output in state])
         with ending_after(_TRIAL_S):
             joinings = joinings_of(model, taken, state, lambda names, feeds: caller(session, order, names)([feeds[n] for n in order]))
-        artifacts = for_sequences(artifacts, program([name for name, _ in state], kept), joinings)
+        artifacts = for_sequences(artifacts, further, joinings)
     return PlannedVariant(STANDBY, artifacts, _report(model, artifacts.devices[0]))
 
 
@@ -115,20 +119,25 @@ def _carried(arguments: Sequence[ort.NodeArg]) -> dict[str, DType]:
 
 
 def _schedules(
-    inputs: tuple[BufferSpec, ...], outputs: tuple[BufferSpec, ...], results: tuple[str, ...], held: Collection[str], kept: Collection[str]
+    inputs: tuple[BufferSpec, ...],
+    outputs: tuple[BufferSpec, ...],
+    answered: tuple[str, ...],
+    held: Sequence[str],
+    left: Sequence[str],
 ) -> tuple[Schedule, Schedule]:
-    """Return what the device does and what the host does: inputs that are `held` and outputs that are `kept` stay on the device."""
+    """Return what the device does and what the host does: inputs that are `held` are on the device, what is `left` stays there."""
     ins = {spec.name: number for number, spec in enumerate(inputs)}
     outs = {spec.name: number for number, spec in enumerate(outputs, len(inputs))}
     given = tuple(number for name, number in ins.items() if name not in held)
-    answered = tuple(number for name, number in outs.items() if name not in kept)
+    sent = tuple(number for name, number in outs.items() if name in answered)
     buffers = (*inputs, *outputs)
     receive = (LocalReceive(_INPUTS, _HOST, given),) if given else ()
-    steps = (*receive, LocalRun(0, tuple(ins.values()), tuple(outs.values())), LocalSend(_OUTPUTS, _HOST, _wholes(answered)))
-    device = Schedule(_DEVICE, _HOST, buffers, steps, tuple(ins[name] for name in held), tuple(outs[name] for name in kept))
+    steps = (*receive, LocalRun(0, tuple(ins.values()), tuple(outs.values())), LocalSend(_OUTPUTS, _HOST, _wholes(sent)))
+    stays = tuple(ins[name] if name in ins else outs[name] for name in left)
+    device = Schedule(_DEVICE, _HOST, buffers, steps, tuple(ins[name] for name in held), stays)
     send = (LocalSend(_INPUTS, _DEVICE, _wholes(given)),) if given else ()
-    asked = tuple(outs[name] for name in results if name not in kept)
-    return device, Schedule(_HOST, _HOST, buffers, (*send, LocalReceive(_OUTPUTS, _DEVICE, answered)), given, asked)
+    asked = tuple(outs[name] for name in answered)
+    return device, Schedule(_HOST, _HOST, buffers, (*send, LocalReceive(_OUTPUTS, _DEVICE, sent)), given, asked)
 
 
 def _wholes(buffers: tuple[int, ...]) -> tuple[LocalPart, ...]:

@@ -4,7 +4,8 @@
                           │ present  ─ ─ ─ ─ ─ ─ ─ ─ ─►  past │
 
 A state input is not in the request, and its output is not in the answer. The output may be longer than the input along one axis, as a
-cache that grows by a token is; that axis is never cut.
+cache that grows by a token is; that axis is never cut. A *lasting* input is a pair with itself, as what an encoder made of a sound: it
+comes with the first request of a sequence, and stays.
 """
 
 from __future__ import annotations
@@ -15,6 +16,10 @@ from dataclasses import replace
 from bbgrap.errors import ModelError, PlanError
 from bbgrap.graph.types import DType, Graph
 from bbgrap.shapemap import IntervalSet, ShapeMap
+
+BRANCH, OF_ENCODER = "use_cache_branch", ".encoder."
+"""Of decoders that Optimum merged from one for the first request and one for all others: the input that says which of them runs. Of any
+that Optimum exports: what is in the names of caches that are made of what an encoder put out."""
 
 
 def with_state(graph: Graph, pairs: Mapping[str, str]) -> Graph:
@@ -28,10 +33,12 @@ def with_state(graph: Graph, pairs: Mapping[str, str]) -> Graph:
         label = f"state '{name}' of model '{graph.name}'"
         if name not in graph.inputs:
             raise ModelError(f"{label}: it is no input; the inputs are {', '.join(graph.inputs) or 'none'}")
-        if output not in graph.outputs:
+        if output != name and output not in graph.outputs:
             raise ModelError(f"{label}: '{output}' is no output; the outputs are {', '.join(graph.outputs)}")
-        if output not in graph.producers:
+        if output != name and output not in graph.producers:
             raise ModelError(f"{label}: '{output}' is an input or a constant, expected what the model computes")
+        if name in made_once(graph.inputs, pairs):
+            raise PlanError(f"{label}: it stays whole, for only a sequence's first request makes '{output}'; later ones put out fillers")
         before, after = graph.types[name], graph.types[output]
         if before.dtype is not after.dtype or before.dtype is DType.STRING:
             raise ModelError(f"{label}: expected a tensor of numbers of one type, got {before} as input and {after} as '{output}'")
@@ -47,14 +54,23 @@ def with_state(graph: Graph, pairs: Mapping[str, str]) -> Graph:
     return replace(graph, state={name: pairs[name] for name in graph.inputs if name in pairs})
 
 
+def made_once(inputs: Collection[str], pairs: Mapping[str, str]) -> frozenset[str]:
+    """Return the state that only a sequence's first request makes: the encoder's caches in a decoder that Optimum merged of two.
+
+    In later requests, those with `use_cache_branch`, it puts out fillers for them, and reads what the first one made.
+    """
+    is_merged = BRANCH in inputs
+    return frozenset(name for name, output in pairs.items() if is_merged and name != output and OF_ENCODER in name)
+
+
 def check_pairs(model: str, inputs: Collection[str], outputs: Collection[str], pairs: Collection[tuple[str, str]]) -> None:
-    """Check that pairs of a model's state are of an input and an output each, before anything of it is loaded.
+    """Check that pairs of a model's state are of an input and an output each, or an input with itself, before anything is loaded.
 
     Raises:
         ModelError: if a name is none of the model's, or used twice.
     """
     for name, output in pairs:
-        if name not in inputs or output not in outputs:
+        if name not in inputs or output not in (*outputs, name):
             known = f"the inputs are {', '.join(inputs) or 'none'}, the outputs {', '.join(outputs)}"
             raise ModelError(f"state '{name}' of model '{model}', which '{output}' becomes: expected an input and an output; {known}")
     if len({name for name, _ in pairs}) != len(pairs) or len({output for _, output in pairs}) != len(pairs):

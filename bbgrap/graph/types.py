@@ -241,7 +241,8 @@ class Graph:
     moving: Mapping[str, frozenset[int]] = field(default_factory=dict)
     """Of values, the axes whose size follows from a free dimension of the model's inputs: other shapes of these have others."""
     state: Mapping[str, str] = field(default_factory=dict)
-    """Inputs that are outputs of the request before (`bbgrap.graph.state`), and which ones: they stay where they are computed."""
+    """Inputs that are outputs of the request before (`bbgrap.graph.state`), and which ones: they stay where they are computed. One that
+    is listed as itself stays as the first request of a sequence had it."""
     ranks: Mapping[str, int] = field(default_factory=dict)
     """Of values without a shape, how many axes they have, where onnxruntime tells."""
 

@@ -83,7 +83,7 @@ def bytes_moved(pieces: Pieces, tiles: Mapping[str, tuple[Tile, ...]]) -> int:
             for name, region in zip(node.inputs, pieces.piece(node, tile)[0], strict=True):
                 if region is None or region.is_empty:
                     continue
-                if name in graph.state:
+                if graph.state.get(name) in graph.producers:
                     needs[graph.state[name]][tile.device].append(kept_region(graph, name, uncut(graph, name, region)))
                 elif name in graph.producers:
                     needs[name][tile.device].append(region)

@@ -76,14 +76,15 @@ class ServedModel:
         pairs = None if state is None else state.state
         wait_s = deadline_s + _SPARE_S
         session = InferenceSession(path, cluster=connection, options=options, state=pairs, name=name, deadline_s=wait_s)
-        kept = {name for pair in session.options.state for name in pair}
+        held = session.options.state
+        kept = {name for before, after in held if before != after for name in (before, after)}
         inputs, outputs = ([arg for arg in args if arg.name not in kept] for args in (session.get_inputs(), session.get_outputs()))
         specs = tuple(_spec(arg, "input") for arg in inputs), tuple(_spec(arg, "output") for arg in outputs)
         first = {arg.shape[0] if arg.shape else None for arg in (*inputs, *outputs)}
-        has_rows = not kept and len(first) == 1 and all(isinstance(size, str) for size in first)
+        has_rows = not held and len(first) == 1 and all(isinstance(size, str) for size in first)
         shapes = {} if state is None else state.shapes
         initial = {arg.name: np.zeros(shapes[arg.name], arg.dtype.numpy) for arg in session.signature.inputs if arg.name in shapes}
-        sequences = OpenSequences(name, session, initial, most_sequences) if kept else None
+        sequences = OpenSequences(name, session, initial, most_sequences) if held else None
         model = cls(name, version, session, *specs, has_rows, sequences, Statistics())
         waits = options.planner != AUTO
         # Planner auto begins with a standby, which takes every shape: there one row is as good a guess as any.

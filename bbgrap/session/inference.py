@@ -81,7 +81,8 @@ class InferenceSession(OrtSurface):
             options: Everything about planning; overrides `planner` and `split`.
             planner: Who plans; None: `auto`, which looks for the fastest plan, or `bbgrap` if there is a `split`.
             split: Along what tensors are cut; None: rows.
-            state: Inputs, and the outputs that they are in the next request of a `sequence`; `auto` finds them by their usual names.
+            state: Inputs, and the outputs that they are in the next request of a `sequence`, or themselves, if they stay as the first
+                one had them; `auto` finds them by their usual names.
             top: Outputs of which only so many largest elements along the last axis are wanted: `NAME.values` and `NAME.indices` take the
                 place of each.
             wait: Whether the first request of some shapes waits for their plan, and fails where there is none, instead of being answered

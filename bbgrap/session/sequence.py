@@ -4,7 +4,8 @@
         for chunk in sound:
             probability, = s.run(None, {"input": chunk})
 
-Laws: what is state is neither in a feed nor in an answer; a request that failed is no part of the sequence, and may be run again.
+Laws: what is state is neither in a feed nor in an answer; a request that failed is no part of the sequence, and may be run again. Lasting
+inputs are in the first feed, and travel with it only.
 """
 
 from __future__ import annotations
@@ -16,8 +17,10 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import Any, Self
 
+import numpy as np
+
 from bbgrap.costmodel.timeline import Timeline
-from bbgrap.errors import StateLostError, UsageError
+from bbgrap.errors import InputError, StateLostError, UsageError
 from bbgrap.graph.types import Array
 from bbgrap.protocol.client_messages import EndSequence, ForkSequence, RunResult
 from bbgrap.protocol.faults import Fault
@@ -46,12 +49,15 @@ class StatefulRuns:
         self._number = model.connection.number()
         self._step = 0
         self._plan: PreparedPlan | None = None
+        self._lasting: dict[str, Array] = {}
+        """Of lasting inputs, what the first request had."""
         self.epoch = 0
         """What answered the latest request, as the `epoch` of a prepared plan: another number says that something else did."""
         self._is_closed = False
         self._lock = threading.Lock()
         full, pairs = model.signature, model.options.state
         held, kept = {name for name, _ in pairs}, {output for _, output in pairs}
+        self._stays = frozenset(name for name, output in pairs if name == output)
         self._given = replace(
             full,
             inputs=tuple(arg for arg in full.inputs if arg.name not in held),
@@ -90,7 +96,8 @@ class StatefulRuns:
     def _run(self, output_names: Sequence[str] | None, input_feed: Mapping[str, Any], *, record: bool) -> tuple[list[Any], RunResult]:
         feed = values_of(input_feed)
         chosen = self._given.choose_outputs(output_names)
-        feeds = self._given.check_feed(feed)
+        lasting = {name: feed[name] for name in self._stays if name in feed}
+        feeds = self._given.check_feed({name: value for name, value in feed.items() if name not in lasting})
 
         def work(left_s: LeftS) -> RunResult:
             with self._model.connection.stops.holding(self._lock, left_s):
@@ -98,6 +105,7 @@ class StatefulRuns:
                 if self._plan is None:
                     result = self._first(feed, left_s, record)
                 else:
+                    self._check_lasting(lasting)
                     with self._going_on():
                         inputs = encoded(self._given, feeds)
                         result = self._model.submit(self._plan, inputs, left_s, sequence=self._number, step=self._step, record=record)
@@ -115,11 +123,24 @@ class StatefulRuns:
 
     def _first(self, feed: Mapping[str, Any], left_s: LeftS, record: bool) -> RunResult:
         model, full = self._model, self._model.signature
-        feeds = full.check_feed({**feed, **initial_state(model.options.state, full, feed, self._initial)})
+        began = initial_state(model.options.state, full, feed, self._initial)
+        self._lasting = {name: np.array(array) for name, array in {**feed, **began}.items() if name in self._stays}
+        self._check_lasting({name: feed[name] for name in began if name in feed})
+        feeds = full.check_feed({**feed, **began})
         plan = model.plan_for(planned_shapes(model.options.state, full, full.shapes_of(feeds)), left_s)
         result = model.submit(plan, encoded(full, feeds), left_s, sequence=self._number, step=0, record=record)
         self._plan = plan
         return result
+
+    def _check_lasting(self, given: Mapping[str, Any]) -> None:
+        """Check that lasting inputs, if they are given again, are what the first request had: agents go on with that."""
+        for name, value in given.items():
+            had = self._lasting[name]
+            if not np.array_equal(np.asarray(value), had, equal_nan=had.dtype.kind == "f"):
+                raise InputError(
+                    f"input '{name}' of sequence {self._number}: expected what its first request had, which stays, got something else; "
+                    "leave it out, or begin another sequence with it"
+                )
 
     @contextmanager
     def _going_on(self) -> Iterator[None]:
@@ -180,6 +201,7 @@ class StatefulRuns:
         with self._lock:
             self._check_open()
             other = StatefulRuns(self._model, self._until_terminated, self._initial)
+            other._lasting = self._lasting
             if self._plan is not None:
                 self._model.connection.tell(ForkSequence(self._number, other._number))
                 other._step, other._plan = self._step, self._plan

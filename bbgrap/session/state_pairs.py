@@ -1,4 +1,4 @@
-"""Which inputs of a model are its outputs in the next request, and what they are before the first one."""
+"""Which inputs of a model are its outputs in the next request, or stay as they are, and what they are before the first one."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ import numpy as np
 
 from bbgrap.errors import UsageError
 from bbgrap.graph.onnx_types import array_of_content
-from bbgrap.graph.state import counts_words
+from bbgrap.graph.state import OF_ENCODER, counts_words
 from bbgrap.graph.types import Array, DType
 from bbgrap.session.signature import NodeArg, Shapes, Signature
 
 StateOption = Mapping[str, str] | Literal["auto"]
-"""Inputs and the outputs that they are in the next request; `auto`: by their names, else by their types."""
+"""Inputs and the outputs that they are in the next request, or inputs and themselves: these are *lasting*, they come with the first request
+and stay. `auto`: by their names, else by their types."""
 
 _NAMES = (
     (r"past_key_values", "present"),
@@ -30,11 +31,6 @@ _NAMES = (
 )
 """How exporters call the output that an input becomes: transformers, Optimum, torch, Silero, ours; NeMo, icefall and WeNet, whose models
 hear speech chunk by chunk; and filters of sound and of films (`cache_in`, `r1i`)."""
-
-
-_BRANCH, _OF_ENCODER = "use_cache_branch", ".encoder."
-"""Of decoders that Optimum merged from one for the first request and one for all others: what says which of them runs, and caches that
-only the first request makes. Later ones put out fillers for them, and take what the first one made."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,15 +70,16 @@ def pairs_of(state: StateOption, signature: Signature, model: str) -> tuple[tupl
     found = _found(signature) if state == "auto" else dict(state)
     inputs = {arg.name: arg for arg in (*signature.inputs, *signature.overridable)}
     for name, output in found.items():
-        if name not in inputs or output not in outputs:
+        if name not in inputs or output not in (*outputs, name):
             known = f"inputs {', '.join(inputs)}; outputs {', '.join(outputs)}"
             raise UsageError(f"state '{name}': '{output}' of model '{model}': expected an input and an output, of {known}")
-        if (kept := inputs[name]).type == outputs[output].type and not _is_of_numbers(kept):
+        after = inputs[name] if output == name else outputs[output]
+        if (kept := inputs[name]).type == after.type and not _is_of_numbers(kept):
             raise UsageError(f"state '{name}' of model '{model}': expected a tensor of numbers, which agents keep, got {kept.type}")
-        if not _is_like(inputs[name], outputs[output]):
+        if not _is_like(inputs[name], after):
             raise UsageError(
                 f"state '{name}' of model '{model}': expected tensors of one type and rank, got {inputs[name].declared} as input "
-                f"and {outputs[output].declared} as '{output}'"
+                f"and {after.declared} as '{output}'"
             )
     if not found:
         raise UsageError(
@@ -96,15 +93,12 @@ def pairs_of(state: StateOption, signature: Signature, model: str) -> tuple[tupl
 def _found(signature: Signature) -> dict[str, str]:
     outputs = {arg.name: arg for arg in signature.outputs}
     found: dict[str, str] = {}
-    is_merged = any(arg.name == _BRANCH for arg in signature.inputs)
     for arg in (*signature.inputs, *signature.overridable):
-        if is_merged and _OF_ENCODER in arg.name:
-            continue
         names = (re.sub(pattern, new, arg.name, count=1) for pattern, new in _NAMES)
         if name := next((n for n in names if n in outputs and n != arg.name and _is_like(arg, outputs[n])), None):
             found[arg.name] = name
     if found:
-        return found
+        return found | {arg.name: arg.name for arg in signature.inputs if arg.name not in found and _is_of_encoder(arg)}
     # `state` and `stateN` are among the names; what is left has to be the only one of its type on either side.
     for arg in signature.inputs:
         twins = [other for other in signature.inputs if _key(other) == _key(arg)]
@@ -113,6 +107,11 @@ def _found(signature: Signature) -> dict[str, str]:
             found[arg.name] = matches[0].name
     # A model to which nothing comes is none: one of them is no state, and which one nobody says.
     return found if len(found) < len(signature.inputs) else {}
+
+
+def _is_of_encoder(arg: NodeArg) -> bool:
+    """Whether a decoder is told by it what an encoder made: one thing for all words."""
+    return (OF_ENCODER in arg.name or arg.name.startswith("encoder_")) and arg.has_rank and _is_of_numbers(arg)
 
 
 def _key(arg: NodeArg) -> tuple[str, tuple[int | str | None, ...]]:
@@ -140,7 +139,7 @@ def initial_state(
 ) -> dict[str, Array]:
     """Return the state before a first request with this feed: what is given, else what the file says, else zeros or nothing.
 
-    Along an axis that grows there is nothing; a cache that keeps the last words only has room for these.
+    Along an axis that grows there is nothing; a cache that keeps the last words only has room for these. Lasting inputs are in the feed.
 
     Raises:
         UsageError: if what is given is no state, or a size cannot be known.
@@ -153,18 +152,22 @@ def initial_state(
         if arg.name in feed and arg.has_rank and not arg.is_packed:
             sizes.update({d: n for d, n in zip(arg.shape, np.shape(feed[arg.name]), strict=False) if isinstance(d, str)})
     known = {**signature.defaults, **initial}
-    return {name: np.asarray(known[name]) if name in known else _empty(inputs[name], outputs[output], sizes) for name, output in pairs}
+    return {
+        name: np.asarray(known[name]) if name in known else _empty(inputs[name], outputs[output], sizes)
+        for name, output in pairs
+        if name in known or (name != output and name not in feed)
+    }
 
 
 def planned_shapes(pairs: Sequence[tuple[str, str]], signature: Signature, shapes: Shapes) -> Shapes:
     """Return the shapes to plan for: of a state that grows or is filled, those of one word after none, since a plan serves any of both."""
     inputs, outputs = ({arg.name: arg for arg in side} for side in (signature.inputs, signature.outputs))
-    growing: dict[str, set[int]] = {name: set() for name, _ in pairs}
+    growing: dict[str, set[int]] = {name: set() for name, output in pairs if name != output}
     # Exporters that are told of inputs only call the batch otherwise in outputs.
     told = {symbol for arg in signature.inputs if arg.name not in growing for symbol in arg.shape}
     fixed: set[int | str | None] = set()
-    for name, output in pairs:
-        for axis, (before, after) in enumerate(zip(inputs[name].shape, outputs[output].shape, strict=False)):
+    for name in growing:
+        for axis, (before, after) in enumerate(zip(inputs[name].shape, outputs[dict(pairs)[name]].shape, strict=False)):
             if before != after and not isinstance(before, int) and before not in told and before not in signature.windows:
                 growing[name].add(axis)
             else:

@@ -17,7 +17,7 @@ from bbgrap.serving.infer_request import part_of
 from bbgrap.serving.model import ServedModel
 from bbgrap.session.sequence import StatefulRuns
 from bbgrap.session.state_pairs import StateText
-from tests.sequence_models import HEADS, SIZE, WIDTH, Alone, decoder, lstm
+from tests.sequence_models import HEADS, SIZE, WIDTH, Alone, decoder, listener, lstm
 from tests.serving.clients import Grpc, binary_body
 from tests.serving.conftest import serving
 
@@ -31,9 +31,20 @@ CACHE = {f"past_key_values.0.{kind}": np.zeros((1, HEADS, 0, SIZE), np.float32) 
 @pytest.fixture(scope="module")
 def stateful(cluster, tmp_path_factory):
     folder = tmp_path_factory.mktemp("stateful")
-    for name, model in (("lstm", lstm()), ("decoder", decoder()), ("plain", lstm()), ("unnamed", lstm(None))):
+    for name, model in (("lstm", lstm()), ("decoder", decoder()), ("listener", listener()), ("plain", lstm()), ("unnamed", lstm(None))):
         (folder / f"{name}.onnx").write_bytes(model)
-    options = ["--grpc", "127.0.0.1:0", "--state", "lstm=h:hn,c:cn", "--state", "decoder", "--max-sequences", str(MOST)]
+    options = [
+        "--grpc",
+        "127.0.0.1:0",
+        "--state",
+        "lstm=h:hn,c:cn",
+        "--state",
+        "decoder",
+        "--state",
+        "listener",
+        "--max-sequences",
+        str(MOST),
+    ]
     options += ["--state", f"unnamed=h:hn:1x1x{WIDTH},c:cn:1x1x{WIDTH}"]
     with serving(cluster.address, folder, folder.parent / "log", *options) as server:
         yield server
@@ -92,6 +103,24 @@ def test_a_cache_grows_from_a_prompt_on(http):
         feed = {"input_ids": random.integers(0, 50, (1, count))}
         got = http.run("decoder", feed, parameters={"binary_data_output": True, **part("words", start=step == 0)})
         np.testing.assert_allclose(got["logits"], alone.run(feed)[0], rtol=1e-5, atol=1e-5)
+
+
+def test_what_an_encoder_made_comes_with_the_first_request_and_stays(http):
+    random = np.random.default_rng(7)
+    heard = {
+        f"past_key_values.0.encoder.{kind}": random.standard_normal((1, HEADS, 7, SIZE)).astype(np.float32) for kind in ("key", "value")
+    }
+    assert {spec["name"] for spec in http.json("GET", "/v2/models/listener")[1]["inputs"]} == {"input_ids", *heard}
+    alone = Alone(listener(), {name: name.replace("past_key_values", "present") for name in CACHE} | {n: n for n in heard}, CACHE | heard)
+    for step, count in enumerate((5, 1, 1, 1)):
+        feed = {"input_ids": random.integers(0, 50, (1, count))}
+        said = {"binary_data_output": True, **part("heard", start=step == 0)}
+        got = http.run("listener", feed if step in (1, 3) else feed | heard, parameters=said)
+        np.testing.assert_allclose(got["logits"], alone.run(feed)[0], rtol=1e-5, atol=1e-5)
+    others = {name: array + 1 for name, array in heard.items()}
+    status, why = refused(http, "listener", {"input_ids": np.array([[3]]), **others}, part("heard"))
+    assert (status, "expected what its first request had" in why) == (400, True), why
+    assert refused(http, "listener", {"input_ids": np.array([[3]])}, part("mute", start=True))[0] == 400
 
 
 def test_shapes_that_a_file_leaves_open_are_told(http):

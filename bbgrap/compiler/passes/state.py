@@ -17,6 +17,7 @@ def tailor_state(program: Program) -> Program:
 
     1. A state that a device does not read is neither held by it before a request, nor gathered for the next one.
     2. Of one of which it reads only some regions it holds, and keeps, just these: `tailor_transfers` then sends no more.
+    3. A lasting input is kept where it is held.
     """
     host = program.devices[program.host]
     return replace(program, devices=(*(_tailored(program.graph, d) for d in program.devices[: program.host]), host))
@@ -41,13 +42,16 @@ def _tailored(graph: Graph, device: DeviceProgram) -> DeviceProgram:
         del buffers[feed]
         split[feed] = []
         for region in regions:
-            kept = kept_region(graph, held.value, region)
-            buffers[fresh], buffers[fresh + 1] = replace(held, region=region), replace(made, region=kept)
-            split[feed].append(Piece(fresh, region))
-            keeps.append(Assemble(fresh + 1, (Piece(result, kept),)))
             feeds.append(fresh)
-            results.append(fresh + 1)
-            fresh += 2
+            buffers[fresh] = replace(held, region=region)
+            split[feed].append(Piece(fresh, region))
+            if result != feed:
+                kept = kept_region(graph, held.value, region)
+                fresh += 1
+                buffers[fresh] = replace(made, region=kept)
+                keeps.append(Assemble(fresh, (Piece(result, kept),)))
+            results.append(fresh)
+            fresh += 1
     steps = (*(_redirected(step, split) for step in device.steps), *(Compute((keep,)) for keep in keeps))
     return replace(device, buffers=buffers, steps=steps, feeds=tuple(feeds), results=tuple(results))
 

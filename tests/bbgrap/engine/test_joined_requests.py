@@ -11,7 +11,7 @@ from bbgrap.runtime.joined_requests import JoinedInput
 from bbgrap.session.signature import Signature
 from bbgrap.session.state_pairs import pairs_of
 from tests.onnx_models import model_of
-from tests.sequence_models import decoder, lstm
+from tests.sequence_models import decoder, listener, lstm
 
 
 def joinings(path):
@@ -25,6 +25,8 @@ def test_a_decoder_s_words_positions_and_mask(tmp_path):
     (tmp_path / "decoder.onnx").write_bytes(decoder())
     # Its attention looks at later words, but its cache does not: one layer's keys and values are of each word alone.
     assert joinings(tmp_path / "decoder.onnx") == {"input_ids": JoinedInput("row", 1)}
+    (tmp_path / "listener.onnx").write_bytes(listener())
+    assert joinings(tmp_path / "listener.onnx") == {"input_ids": JoinedInput("row", 1)}
 
 
 def layers(count):

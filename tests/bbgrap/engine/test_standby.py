@@ -24,8 +24,9 @@ from bbgrap.graph.types import DType
 from bbgrap.protocol.message_layout import layouts_received, layouts_sent, pack, unpack
 from bbgrap.protocol.values import Numbers
 from bbgrap.runtime.execution import Execution
-from bbgrap.runtime.schedule import LocalSend, check_schedule
+from bbgrap.runtime.schedule import LocalReceive, LocalSend, check_schedule
 from bbgrap.session.signature import Signature
+from bbgrap.session.state_pairs import pairs_of
 from bbgrap.zoo import materialize
 from tests.conformance.test_odd_models import MODELS as ODD
 from tests.examples import examples
@@ -34,6 +35,7 @@ from tests.light_models import light_model
 from tests.quantized_models import FORMATS, converted, of_four_bits
 from tests.quantized_models import networks as quantized_networks
 from tests.random_models import networks, random_feeds
+from tests.sequence_models import listener
 from tests.value_models import CASES, plain_answers
 
 F, I64 = TensorProto.FLOAT, TensorProto.INT64
@@ -284,3 +286,15 @@ def test_what_onnxruntime_refuses_is_refused_here(tmp_path):
     onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=9), tmp_path / "m.onnx")
     with pytest.raises(ModelError, match=r"onnxruntime .* cannot load the model"):
         standby_of(tmp_path / "m.onnx")
+
+
+@pytest.mark.parametrize("merged", [False, True])
+def test_a_later_request_brings_nothing_that_an_encoder_made(tmp_path, merged):
+    (tmp_path / "listener.onnx").write_bytes(listener(merged=merged))
+    signature = Signature.of(read_model(tmp_path / "listener.onnx"))
+    shipped = standby_of(tmp_path / "listener.onnx", pairs_of("auto", signature, "listener")).artifacts.devices[0]
+    further = shipped.further
+    (receive,) = (step for step in further.steps if isinstance(step, LocalReceive))
+    brought = {further.buffers[number].name for number in receive.buffers}
+    assert brought == ({"input_ids", "use_cache_branch"} if merged else {"input_ids"})
+    assert not check_schedule(further)

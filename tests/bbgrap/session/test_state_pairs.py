@@ -37,10 +37,19 @@ CELL, ROW = (DType.FLOAT, (2, 1, 8)), (DType.FLOAT, ("batch", 8))
         ({"x": ROW, "cache": CELL}, {"y": ROW, "cache_out": CELL}, {"cache": "cache_out"}),
         ({"x": ROW, "w": CELL}, {"loss": (DType.FLOAT, ()), "w.next": CELL}, {"w": "w.next"}),
         ({"x": (DType.INT64, (1,)), "memory": CELL}, {"y": ROW, "what": CELL}, {"memory": "what"}),
-        (  # what later requests put out for it is a filler
+        (
             {"use_cache_branch": (DType.BOOL, (1,)), "past_key_values.0.decoder.key": PAST, "past_key_values.0.encoder.key": PAST},
             {"logits": ROW, "present.0.decoder.key": PRESENT, "present.0.encoder.key": PRESENT},
-            {"past_key_values.0.decoder.key": "present.0.decoder.key"},
+            {f"past_key_values.0.{side}.key": f"present.0.{side}.key" for side in ("decoder", "encoder")},
+        ),
+        (  # nothing puts out what an encoder made: it stays
+            {"encoder_attention_mask": ROW, "past_key_values.0.decoder.key": PAST, "past_key_values.0.encoder.key": PAST},
+            {"logits": ROW, "present.0.decoder.key": PRESENT},
+            {
+                "encoder_attention_mask": "encoder_attention_mask",
+                "past_key_values.0.decoder.key": "present.0.decoder.key",
+                "past_key_values.0.encoder.key": "past_key_values.0.encoder.key",
+            },
         ),
         *(
             ({"x": ROW, one: CELL, other: CELL}, {"y": ROW, after: CELL, later: CELL}, {one: after, other: later})
