@@ -228,12 +228,11 @@ class ModelStore:
         if wrong:
             raise ModelError(f"model: its file '{wrong[0].name}' does not have {wrong[0].size} bytes; offer it again")
         with TemporaryDirectory(dir=self.directory, prefix="model-") as home:
-            for number, file in enumerate(files):
+            for file in files:
                 path = Path(home) / file.name
                 path.parent.mkdir(parents=True, exist_ok=True)
-                # onnx refuses external data with a second name (CVE-2026-34446), so only the model itself may be a link
                 try:
-                    (shutil.copyfile if number else place)(self.directory / file.digest, path)
+                    place(self.directory / file.digest, path)
                 except FileNotFoundError:
                     raise ModelGoneError((file.digest,)) from None  # it has just made room for another
             yield Path(home) / files[0].name
