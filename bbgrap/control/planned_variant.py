@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from bbgrap.compiler.artifacts import Artifacts
+from bbgrap.graph.weights import WeightPlace
 
 SCALED_FROM = "scaled_from"
 """The key of a report that says for which input shapes the plan was made that this one is like; none was searched for then."""
@@ -19,6 +20,8 @@ class PlannedVariant:
     name: str
     artifacts: Artifacts
     report: Mapping[str, Any]
+    held: Mapping[str, WeightPlace] = field(default_factory=dict, compare=False)
+    """Weights that lie in the model's own files, by digest, while these are there."""
 
     @property
     def predicted_s(self) -> float:

@@ -95,7 +95,8 @@ def standby_of(path: Path, state: Sequence[tuple[str, str]] = (), top: Sequence[
         with ending_after(_TRIAL_S):
             joinings = joinings_of(model, taken, state, lambda names, feeds: caller(session, order, names)([feeds[n] for n in order]))
         artifacts = for_sequences(artifacts, further, joinings)
-    return PlannedVariant(STANDBY, artifacts, _report(model, artifacts.devices[0]))
+    held = {weights[name].digest: place for name, place in model.held.items() if arrays.get(name) is model.weights[name]}
+    return PlannedVariant(STANDBY, artifacts, _report(model, artifacts.devices[0]), held)
 
 
 def _opened(path: Path, data: bytes, weights: Mapping[str, Array]) -> ort.InferenceSession:

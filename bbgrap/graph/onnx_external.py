@@ -19,6 +19,7 @@ from bbgrap.graph.mapped_files import map_file
 from bbgrap.graph.onnx_limits import attribute_tensors, check_shared, dtype_of, sparse_tensors
 from bbgrap.graph.onnx_tidy import graph_of, graphs_of
 from bbgrap.graph.types import Array
+from bbgrap.graph.weights import WeightPlace
 
 
 def is_external(tensor: TensorProto) -> bool:
@@ -121,14 +122,14 @@ def _file_at(location: str, path: Path, who: str) -> Path:
     return file
 
 
-def mapped_external(tensor: TensorProto, path: Path) -> Array:
-    """Return a weight as an array that is mapped, not read, where its place allows that."""
+def mapped_external(tensor: TensorProto, path: Path) -> tuple[Array, WeightPlace]:
+    """Return a weight as an array that is mapped, not read, where its place allows that, and that place."""
     file, offset, _ = _location(tensor, path)
     dtype = dtype_of(tensor.data_type).numpy.newbyteorder("<")
     shape = tuple(tensor.dims)
     with file.open("rb") as stream:
         array: Array = np.ndarray(shape, dtype, map_file(stream, offset, prod(shape) * dtype.itemsize))
-    return array if array.flags.aligned else array.copy()
+    return array if array.flags.aligned else array.copy(), WeightPlace(file.relative_to(path.parent).as_posix(), offset)
 
 
 def inner_tensors(graph: onnx.GraphProto) -> Iterator[TensorProto]:

@@ -9,7 +9,7 @@ write it is read as a whole, for others to judge. One of the files that import o
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
 from typing import BinaryIO
@@ -41,15 +41,24 @@ class _UnusualError(Exception):
     """A file is not as exporters write it, or no protobuf at all."""
 
 
-def read_parted(stream: BinaryIO, size: int) -> tuple[bytes, dict[str, Array]]:
-    """Return a file of `size` bytes without the contents of its large weights, and these by name, read-only; all of it if it is unusual."""
+@dataclass(frozen=True, slots=True)
+class PartedFile:
+    """The content of a file without its large weights, these by name, read-only, and at which byte of the file each begins."""
+
+    content: bytes
+    weights: Mapping[str, Array]
+    offsets: Mapping[str, int]
+
+
+def read_parted(stream: BinaryIO, size: int) -> PartedFile:
+    """Return a file of `size` bytes; it has no weights apart if it is unusual."""
     if size > LARGE_BYTES:
         walk = _Walk(stream)
         try:
-            return walk.model(size), walk.weights
+            return PartedFile(walk.model(size), walk.weights, walk.offsets)
         except (_UnusualError, DecodeError):
             stream.seek(0)
-    return stream.read(), {}
+    return PartedFile(stream.read(), {}, {})
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +75,7 @@ class _Walk:
 
     def __init__(self, stream: BinaryIO) -> None:
         self.weights: dict[str, Array] = {}
+        self.offsets: dict[str, int] = {}
         self._stream = stream
         self._at = 0
         self._fields_left = _MOST_FIELDS
@@ -88,10 +98,11 @@ class _Walk:
         )
 
     def _tensor(self, length: int) -> bytes:
-        parts: list[bytes] = []
+        begin, parts = 0, list[bytes]()
         contents: list[Array] = []
         for field in self._fields(length):
             if field.number == _CONTENT and field.length is not None:
+                begin = self._at
                 contents.append(self._filled(field.length))
             else:
                 parts.append(self._copied(field))
@@ -104,7 +115,7 @@ class _Walk:
             raise _UnusualError
         array: Array = content.view(kind.numpy.newbyteorder("<")).reshape(shape)
         array.flags.writeable = False
-        self.weights[tensor.name] = array
+        self.weights[tensor.name], self.offsets[tensor.name] = array, begin
         detach(tensor, content.nbytes)
         made: bytes = tensor.SerializeToString()
         return made

@@ -30,7 +30,7 @@ from bbgrap.graph.onnx_head_sizes import rolling_windows, tell_head_sizes
 from bbgrap.graph.onnx_infer import infer_shapes
 from bbgrap.graph.onnx_lengths import rename_lengths
 from bbgrap.graph.onnx_limits import MAX_FILE_BYTES, check_limits, check_nodes, dtype_of
-from bbgrap.graph.onnx_parted import read_parted
+from bbgrap.graph.onnx_parted import PartedFile, read_parted
 from bbgrap.graph.onnx_tidy import (
     copy_of,
     drop_unread,
@@ -46,6 +46,7 @@ from bbgrap.graph.onnx_tidy import (
     standard_domain,
 )
 from bbgrap.graph.types import STORABLE, Array, DType
+from bbgrap.graph.weights import WeightPlace
 
 INLINE_BYTES = 1024
 """A weight of at most this many bytes stays inside the protobuf: every parameter that steers a shape is smaller (at most one int64
@@ -108,6 +109,8 @@ class OnnxModel:
     """Files beside the model that hold weights, relative to its directory, sorted; only `read_model` fills this in."""
     overridable: tuple[ModelInput, ...] = ()
     """Weights that the file lists as inputs too: a caller may give others. Only `read_model` fills this in."""
+    held: Mapping[str, WeightPlace] = field(default_factory=dict, repr=False)
+    """Where `weights` lie in files, as they are: of each that `read_model` has left as it was."""
 
     def detached(self) -> tuple[bytes, Mapping[str, Array]]:
         """Return the model without its large weights, and these by initializer name."""
@@ -143,8 +146,8 @@ def read_model(path: Path) -> OnnxModel:
         advice = "rename it" if sys.getfilesystemencoding() == "utf-8" else "rename it, or set PYTHONUTF8=1 if its name is right"
         raise ModelError(f"model '{path}': its path is no text in UTF-8, and onnxruntime opens no such files; {advice}") from None
     try:
-        content, weights = _content(path)
-        proto = onnx.ModelProto.FromString(content)
+        parted = _parted(path)
+        proto = onnx.ModelProto.FromString(parted.content)
     except (ProtobufError, MemoryError):
         raise ModelError(f"model '{path}': it is not an ONNX file, or it is cut short") from None
     if not proto.ir_version or not (proto.graph.node or proto.graph.output):
@@ -152,14 +155,14 @@ def read_model(path: Path) -> OnnxModel:
     _check_versions(path, proto)
     try:
         check_limits(proto)
-        files = check_external_files(path, proto, weights)
+        files = check_external_files(path, proto, parted.weights)
     except ModelError as error:
         raise ModelError(f"model '{path}': {error}") from None
     try:
         if proto.functions:
             proto = inlined(proto)
         check_nodes(proto.graph)
-        model = _handle(path.stem, proto, path, weights)
+        model = _handle(path.stem, proto, path, parted)
         check_computed(model.proto)
         return replace(model, files=files)
     except ModelError as error:
@@ -170,8 +173,8 @@ def read_model(path: Path) -> OnnxModel:
         raise ModelError(f"model '{path}': {said}") from None
 
 
-def _content(path: Path) -> tuple[bytes, Mapping[str, Array]]:
-    """Return the bytes of a plain file, its large weights apart: a pipe or a device might never end."""
+def _parted(path: Path) -> PartedFile:
+    """Return the content of a plain file, its large weights apart: a pipe or a device might never end."""
     try:
         handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
         with open(handle, "rb") as stream:  # noqa: PTH123 - a descriptor
@@ -228,7 +231,7 @@ def _fault_of(proto: onnx.ModelProto) -> str:
 
 def parse_model(data: bytes, directory: Path, name: str) -> OnnxModel:
     """Make a handle of a model that onnxruntime has just written, unchecked; `directory` holds the weights that it left out."""
-    return _handle(name, onnx.ModelProto.FromString(data), directory / "model", {})
+    return _handle(name, onnx.ModelProto.FromString(data), directory / "model", PartedFile(b"", {}, {}))
 
 
 def array_of(tensor: TensorProto) -> Array:
@@ -244,7 +247,7 @@ def is_large(tensor: TensorProto) -> bool:
     return prod(tensor.dims) * dtype.itemsize > INLINE_BYTES and dtype is not DType.BFLOAT16
 
 
-def _handle(name: str, proto: onnx.ModelProto, path: Path, apart: Mapping[str, Array]) -> OnnxModel:
+def _handle(name: str, proto: onnx.ModelProto, path: Path, parted: PartedFile) -> OnnxModel:
     for tensor in inner_tensors(proto.graph):
         load_external(tensor, path)
     for graph in graphs_of(proto.graph):
@@ -257,11 +260,16 @@ def _handle(name: str, proto: onnx.ModelProto, path: Path, apart: Mapping[str, A
     rename_lengths(proto.graph)
     tell_head_sizes(proto.graph)
     weights: dict[str, Array] = {}
+    held: dict[str, WeightPlace] = {}
     for tensor in proto.graph.initializer:
-        if tensor.name in apart:
-            weights[tensor.name] = apart[tensor.name]
+        if tensor.name in parted.weights:
+            weights[tensor.name] = parted.weights[tensor.name]
+            held[tensor.name] = WeightPlace(path.name, parted.offsets[tensor.name])
         elif is_large(tensor):
-            weights[tensor.name] = mapped_external(tensor, path) if is_external(tensor) else array_of(tensor)
+            if is_external(tensor):
+                weights[tensor.name], held[tensor.name] = mapped_external(tensor, path)
+            else:
+                weights[tensor.name] = array_of(tensor)
             detach(tensor, weights[tensor.name].nbytes)
         else:
             load_external(tensor, path)
@@ -270,7 +278,7 @@ def _handle(name: str, proto: onnx.ModelProto, path: Path, apart: Mapping[str, A
     overridable = tuple(_declared(value) for value in proto.graph.input if value.name in constants)
     refill(proto.graph.input, (value for value in proto.graph.input if value.name not in constants))
     model = describe(name, proto, weights)
-    return replace(model, overridable=overridable, outputs=_with_inferred(proto, model.outputs))
+    return replace(model, overridable=overridable, held=held, outputs=_with_inferred(proto, model.outputs))
 
 
 def _with_inferred(proto: onnx.ModelProto, outputs: tuple[ModelInput, ...]) -> tuple[ModelInput, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,6 +12,14 @@ from bbgrap.graph.types import Array, DType, TensorType, Weight
 
 if TYPE_CHECKING:
     from hashlib import _Hash as Hash
+
+
+@dataclass(frozen=True, slots=True)
+class WeightPlace:
+    """Where the bytes of a weight lie: a file, relative to the folder of the model, and at which of its bytes they begin."""
+
+    file: str
+    offset: int
 
 
 def begin_digest(dtype: np.dtype[Any], shape: tuple[int, ...]) -> Hash:

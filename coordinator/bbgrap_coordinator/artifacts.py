@@ -2,6 +2,7 @@
 
     STATE/plans/JOB/variants    names, reports, schedules and segments (the protocol's schema), and where each weight lies
     STATE/plans/JOB/weights     the weights, each once, aligned; mapped, never read as a whole
+    STATE/models/DIGEST         the model's own files, in which those of a standby lie, at any byte
     STATE/plans/JOB/inherited   the weights of the plan that it was scaled from: a second name of that file
     STATE/plans/JOB/tiles       how the first variants are cut, for plans that are scaled from them (`plan_tiles`)
 
@@ -22,6 +23,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, TypeVar, cast
 
 import msgpack
@@ -48,7 +50,7 @@ MAX_VARIANTS_BYTES = 512 << 20
 NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT})
 """What a disk says that is full; there may be room soon."""
 
-_VARIANTS, _WEIGHTS, _INHERITED, TILES = "variants", "weights", "inherited", "tiles"
+_VARIANTS, _WEIGHTS, _INHERITED, TILES, _MODELS = "variants", "weights", "inherited", "tiles", "models"
 
 T = TypeVar("T")
 
@@ -58,6 +60,15 @@ class _Place:
     """A weight in the file of weights: its type, and at which byte it begins."""
 
     type: TensorType
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """A weight in a file of its model, which is known by its digest: its type, and at which byte it begins."""
+
+    type: TensorType
+    file: Digest
     offset: int
 
 
@@ -76,17 +87,21 @@ class _Made:
     variants: tuple[_Variant, ...]
     places: Mapping[Digest, _Place]
     inherited: Mapping[Digest, _Place]
+    held: Mapping[Digest, _Held]
 
 
-def write_artifacts(folder: Path, variants: Sequence[PlannedVariant], base: Path | None = None) -> None:
+def write_artifacts(
+    folder: Path, variants: Sequence[PlannedVariant], base: Path | None = None, files: Mapping[str, str] = MappingProxyType({})
+) -> None:
     """Write what was made into a folder that is there and empty; `sync_artifacts` brings it to the disk.
 
-    Weights that the folder `base` has as well are not written again.
+    Weights that the folder `base` has as well are not written again, nor are those that lie in `files` of the model, digests by name.
 
     Raises:
         OSError: if it cannot be written.
     """
     places: dict[str, _Place] = {}
+    held: dict[str, _Held] = {}
     there = {} if base is None else _places(base)
     if base is not None and there:
         try:
@@ -96,14 +111,17 @@ def write_artifacts(folder: Path, variants: Sequence[PlannedVariant], base: Path
     with (folder / _WEIGHTS).open("xb") as stream:
         for variant in variants:
             for digest, array in variant.artifacts.weights.items():
-                if digest not in places and digest not in there:
+                kind, place = TensorType(DType.of(array.dtype), array.shape), variant.held.get(digest)
+                if place is not None and place.file in files:
+                    held[digest] = _Held(kind, files[place.file], place.offset)
+                elif digest not in places and digest not in there:
                     stream.write(bytes(-stream.tell() % ALIGNMENT))
-                    places[digest] = _Place(TensorType(DType.of(array.dtype), array.shape), stream.tell())
+                    places[digest] = _Place(kind, stream.tell())
                     stream.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
     made = ((v, v.artifacts) for v in variants)
     forms = tuple(_Variant(v.name, json.dumps(v.report), a.devices, a.host, a.further, a.joinings) for v, a in made)
     with (folder / _VARIANTS).open("xb") as stream:
-        stream.write(msgpack.packb(_Made(forms, places, there), default=plain_form))
+        stream.write(msgpack.packb(_Made(forms, places, there, held), default=plain_form))
 
 
 def _places(base: Path) -> Mapping[str, _Place]:
@@ -144,6 +162,9 @@ def read_artifacts(folder: Path, expected: str = "") -> tuple[PlannedVariant, ..
         if not made.variants:
             raise SchemaError("there are no variants")
         arrays = _mapped(folder / _WEIGHTS, made.places) | (_mapped(folder / _INHERITED, made.inherited) if made.inherited else {})
+        for digest in {place.file for place in made.held.values()}:
+            own = {name: place for name, place in made.held.items() if place.file == digest}
+            arrays |= _mapped(folder.parent.parent / _MODELS / digest, own)
         return tuple(_variant(form, arrays) for form in made.variants)
     except (SchemaError, BbgrapError, OSError, ValueError, TypeError, LookupError, RecursionError, OverflowError, MemoryError) as error:
         raise PlanError(f"what planning made in '{folder}' cannot be used: {type(error).__name__}: {str(error)[:500]}") from None
@@ -192,7 +213,7 @@ def _opened(path: Path) -> io.BufferedReader:
     return open(handle, "rb")  # noqa: PTH123 - a descriptor, which the caller closes
 
 
-def _mapped(path: Path, places: Mapping[str, _Place]) -> dict[str, Array]:
+def _mapped(path: Path, places: Mapping[str, _Place | _Held]) -> dict[str, Array]:
     with _opened(path) as stream:
         mapped = map_file(stream)
     size = mapped.nbytes
@@ -201,7 +222,8 @@ def _mapped(path: Path, places: Mapping[str, _Place]) -> dict[str, Array]:
         kind = place.type
         if kind.dtype not in STORABLE or kind.dtype is DType.STRING or kind.shape is None:
             raise SchemaError(f"weight {digest[:12]}: a {kind} cannot be mapped")
-        if place.offset % ALIGNMENT or place.offset + kind.nbytes > size:
+        is_aligned = isinstance(place, _Held) or not place.offset % ALIGNMENT
+        if not is_aligned or not 0 <= place.offset <= size - kind.nbytes:
             raise SchemaError(f"weight {digest[:12]}: {kind.nbytes} bytes at {place.offset} do not lie in a file of {size}")
         array: Array = np.ndarray(kind.shape, kind.dtype.numpy, mapped if kind.nbytes else b"", place.offset if kind.nbytes else 0)
         array.flags.writeable = False

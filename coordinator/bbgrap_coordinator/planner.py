@@ -98,7 +98,7 @@ class _Maker:
     def make(self, task: Task) -> None:
         """Fill a task's folder."""
         if task.plan is None:
-            write_artifacts(task.folder, (standby_of(task.model, task.state, task.top),))
+            write_artifacts(task.folder, (standby_of(task.model, task.state, task.top),), files=task.files)
             return
         os.nice(max(0, NICE - os.nice(0)))
         model, plan = self._model(task), task.plan
@@ -126,7 +126,7 @@ class _Maker:
 
     def _model(self, task: Task) -> ReloadedModel:
         state = dict(task.plan.options.state) if task.plan is not None else {}
-        key = task.digest, *state
+        key = (*task.files.values(), *state)
         model = self._models.pop(key, None) or ReloadedModel(task.model, state)
         self._models[key] = model
         while len(self._models) > MODELS:

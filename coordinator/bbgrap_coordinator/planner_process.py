@@ -51,13 +51,13 @@ class PlanTask:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What a planner is to do: the model's file and its digest, the empty folder to fill, and what plan is wanted (None: a standby).
+    """What a planner is to do: the model, digests of its files by name, the empty folder to fill, and the plan wanted (None: a standby).
 
     `state` and `top` are those of a standby.
     """
 
     model: Path
-    digest: str
+    files: Mapping[str, str]
     folder: Path
     plan: PlanTask | None
     state: tuple[tuple[str, str], ...] = ()

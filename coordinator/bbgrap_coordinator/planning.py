@@ -172,11 +172,11 @@ class PlanningQueue:
             bases = tuple((folders.path(base.job), base.place) for base in job.bases)
             plan = PlanTask(job.shapes, job.cluster, job.options, bases)
         with models.folder(job.files) as path:
+            files = {file.name: file.digest for file in job.files}
             state, top = (job.state, job.top) if isinstance(job, StartStandby) else ((), ())
-            digests = " ".join(file.digest for file in job.files)
 
             def ask() -> PlannerReply:
-                return self._reply(job, Task(path, digests, folders.make(job.job), plan, state, top))
+                return self._reply(job, Task(path, files, folders.make(job.job), plan, state, top))
 
             try:
                 reply = ask()

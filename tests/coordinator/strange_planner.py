@@ -46,7 +46,7 @@ def act(what: str, folder: Path, channel: Connection) -> None:
             channel.send_bytes(PlannerReply().to_bytes())
         case "leaves no variants":
             (folder / "weights").write_bytes(b"")
-            (folder / "variants").write_bytes(msgpack.packb([[], {}, {}]))
+            (folder / "variants").write_bytes(msgpack.packb([[], {}, {}, {}]))
             channel.send_bytes(PlannerReply().to_bytes())
         case "leaves a pipe":
             os.mkfifo(folder / "variants")

@@ -12,7 +12,7 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper
 from bbgrap.errors import ModelError
 from bbgrap.graph import onnx_parted
 from bbgrap.graph.onnx_io import read_model
-from bbgrap.graph.onnx_parted import read_parted
+from bbgrap.graph.onnx_parted import PartedFile, read_parted
 
 LARGE = 64
 
@@ -48,11 +48,12 @@ def parsed(content):
 
 def together(content):
     """Return the model that a file is read as, with its weights in their places, and the names of those that were apart."""
-    rest, weights = parted(content)
-    proto = parsed(rest)
+    file = parted(content)
+    proto, weights = parsed(file.content), file.weights
     for tensor in () if proto is None else proto.graph.initializer:
         if tensor.name in weights:
             assert not weights[tensor.name].flags.writeable
+            assert content[file.offsets[tensor.name] :].startswith(weights[tensor.name].tobytes())
             del tensor.external_data[:]
             tensor.ClearField("data_location")
             tensor.raw_data = weights[tensor.name].tobytes()
@@ -119,7 +120,7 @@ NUMBERS = model_of([TensorProto(name="w", data_type=TensorProto.FLOAT, dims=[64]
     ids=["bfloat16", "elsewhere", "sizes", "no type", "cut", "group", "beyond", "no number", "twice", "numbers", "text"],
 )
 def test_what_is_unusual_is_read_as_a_whole(content):
-    assert parted(content) == (content, {})
+    assert parted(content) == PartedFile(content, {}, {})
 
 
 def test_a_file_that_is_cut_short_is_refused_as_before(tmp_path):

@@ -1,11 +1,14 @@
 """What planning has made comes back from the disk as it was, or not at all."""
 
+import hashlib
+import os
 import shutil
 from contextlib import suppress
 from dataclasses import replace
 
 import msgpack
 import numpy as np
+import onnx
 import pytest
 from bbgrap_coordinator.artifacts import (
     ALIGNMENT,
@@ -16,12 +19,16 @@ from bbgrap_coordinator.artifacts import (
 )
 from hypothesis import given
 from hypothesis import strategies as st
+from onnx import helper, numpy_helper
 
 from bbgrap.engine.standby import standby_of
 from bbgrap.errors import PlanError
+from bbgrap.graph.onnx_external import detach
 from bbgrap.graph.weights import digest_of
+from bbgrap.protocol.tensors import encode_array
 from bbgrap.runtime.joined_requests import JoinedInput
 from tests.coordinator.made import ARRAYS, DEVICE, HOST, variant
+from tests.onnx_models import model_of
 from tests.sequence_models import decoder
 
 
@@ -155,10 +162,85 @@ def test_a_file_that_was_cut_off_while_it_was_mapped_is_refused(folder):
 )
 def test_weights_beyond_their_file_or_of_no_size_are_refused(folder, place):
     write_artifacts(folder, [variant(ARRAYS[:1])])
-    variants, places, inherited = msgpack.unpackb((folder / "variants").read_bytes())
-    (folder / "variants").write_bytes(msgpack.packb([variants, dict.fromkeys(places, place), inherited]))
+    variants, places, inherited, held = msgpack.unpackb((folder / "variants").read_bytes())
+    (folder / "variants").write_bytes(msgpack.packb([variants, dict.fromkeys(places, place), inherited, held]))
     with pytest.raises(PlanError, match="SchemaError"):
         read_artifacts(folder)
+
+
+def model_of_two_files(folder):
+    """A model with a weight in its own file, at a byte that no array begins at, and one in a file beside it."""
+    random = np.random.default_rng(0)
+    weights = [numpy_helper.from_array(random.standard_normal((600, 600)).astype(np.float32), name) for name in "ab"]
+    nodes = [helper.make_node("MatMul", ["x", "a"], ["y"]), helper.make_node("MatMul", ["y", "b"], ["z"])]
+    made = model_of(nodes, {"x": [1, 600]}, {"z": [1, 600]})
+    made.graph.initializer.extend(weights)
+    (folder / "b.bin").write_bytes(b"12345" + weights[1].raw_data)
+    detach(made.graph.initializer[1], 600 * 600 * 4, 5, "b.bin")
+    onnx.save(made, folder / "model.onnx")
+    return {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in ("model.onnx", "b.bin")}
+
+
+@pytest.fixture
+def stored(folder, tmp_path):
+    """The digests of a model's files, which are in the store, and its standby."""
+    files = model_of_two_files(tmp_path)
+    (tmp_path / "models").mkdir()
+    for name, digest in files.items():
+        (tmp_path / "models" / digest).write_bytes((tmp_path / name).read_bytes())
+    made = standby_of(tmp_path / "model.onnx")
+    write_artifacts(folder, [made], files=files)
+    return files, made
+
+
+def test_a_standby_leaves_weights_where_its_model_has_them(folder, stored):
+    _, made = stored
+    assert (folder / "weights").stat().st_size == 0
+    (found,) = read_artifacts(folder)
+    assert found.artifacts.weights.keys() == made.artifacts.weights.keys()
+    for digest, array in found.artifacts.weights.items():
+        assert digest_of(array) == digest
+        assert bytes(encode_array(array)) == bytes(encode_array(made.artifacts.weights[digest]))
+
+
+@pytest.mark.parametrize("what", ["gone", "cut short", "a link", "a pipe"])
+def test_a_standby_goes_with_the_files_of_its_model(folder, tmp_path, stored, what):
+    files, _ = stored
+    path = tmp_path / "models" / files["b.bin"]
+    match what:
+        case "gone":
+            path.unlink()
+        case "cut short":
+            path.write_bytes(path.read_bytes()[:-1])
+        case "a link":
+            path.rename(tmp_path / "elsewhere")
+            path.symlink_to(tmp_path / "elsewhere")
+        case "a pipe":
+            path.unlink()
+            os.mkfifo(path)
+    with pytest.raises(PlanError, match="cannot be used"):
+        read_artifacts(folder)
+
+
+@pytest.mark.parametrize("changed", [{"file": "../weights"}, {"file": "0" * 63}, {"offset": -1}, {"offset": 1 << 62}, {"offset": True}])
+def test_a_standby_reads_no_other_files_and_nothing_beyond_them(folder, stored, changed):
+    variants, places, inherited, held = msgpack.unpackb((folder / "variants").read_bytes())
+    for place in held.values():
+        place[1:] = [changed.get("file", place[1]), changed.get("offset", place[2])]
+    (folder / "variants").write_bytes(msgpack.packb([variants, places, inherited, held]))
+    with pytest.raises(PlanError, match="SchemaError"):
+        read_artifacts(folder)
+
+
+def test_weights_that_are_not_as_the_file_has_them_are_written(folder, tmp_path):
+    """Subnormal numbers, which are flushed to 0."""
+    files = model_of_two_files(tmp_path)
+    content = bytearray((tmp_path / "b.bin").read_bytes())
+    content[5:9] = np.float32(1e-40).tobytes()
+    (tmp_path / "b.bin").write_bytes(content)
+    made = standby_of(tmp_path / "model.onnx")
+    write_artifacts(folder, [made], files=files)
+    assert 600 * 600 * 4 <= (folder / "weights").stat().st_size < 600 * 600 * 4 + ALIGNMENT
 
 
 def test_folders_of_nobody_are_removed(tmp_path):

@@ -331,7 +331,7 @@ def test_one_whose_coordinator_is_killed_leaves_no_files(tmp_path):
     model.write_bytes(materialize("tiny").read_bytes())
     child = PlannerProcess.start(PLANNER, "plans")
     try:
-        assert child.ask(Task(model, "", folder, None), WAIT_S) == PlannerReply()
+        assert child.ask(Task(model, {}, folder, None), WAIT_S) == PlannerReply()
         scratch = Path(child.scratch.name)
         (scratch / "folder").mkdir()
         (scratch / "folder" / "weights").write_bytes(bytes(1000))
@@ -351,7 +351,7 @@ def test_a_full_disk_is_a_reason_to_come_again(number, fault, tmp_path):
         def make(self, task):
             raise OSError(number, os.strerror(number))
 
-    reply = PlannerReply.of(_reply(Task(tmp_path, "", tmp_path, None), Full()).to_bytes())
+    reply = PlannerReply.of(_reply(Task(tmp_path, {}, tmp_path, None), Full()).to_bytes())
     assert (reply.fault, reply.text) == (fault.value, f"planner: the coordinator cannot keep what was planned: {os.strerror(number)}")
 
 
