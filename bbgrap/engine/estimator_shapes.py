@@ -16,8 +16,7 @@ from math import prod
 
 import numpy as np
 
-from bbgrap.engine.sessions import make_session
-from bbgrap.graph.onnx_io import write_graph
+from bbgrap.engine.told_numbers import run_alone
 from bbgrap.graph.types import STORABLE, DType, Graph, LongList, Node, TensorType
 from bbgrap.tdl.operators.estimators import DOMAIN, ESTIMATORS
 
@@ -74,13 +73,9 @@ def _asked(graph: Graph, node: Node, columns: int) -> tuple[_Shape, ...] | None:
         return None
     types = {name: TensorType(kind, (_ROWS, columns)), **{output: replace(graph.types[output], shape=None) for output in outputs}}
     alone = Graph(graph.name, (node,), (name,), outputs, {}, types, graph.opsets, graph.ir_version)
-    try:
-        session = make_session(write_graph(alone, weights="inline").data, threads=1, optimize=False)
-        made = session.run(None, {name: np.zeros((_ROWS, columns), kind.numpy)})
-    except Exception:  # onnxruntime's exceptions have no common base; the whole model tells what is wrong with it
-        return None
-    found = tuple(np.shape(array) for array in made)
-    return found if all(shape[:1] == (_ROWS,) for shape in found) else None
+    made = run_alone(alone, {name: np.zeros((_ROWS, columns), kind.numpy)})
+    found = None if made is None else tuple(array.shape for array in made)
+    return found if found is not None and all(shape[:1] == (_ROWS,) for shape in found) else None
 
 
 def _of_columns(_: Node, shapes: Sequence[_Shape]) -> _Shape | None:

@@ -20,10 +20,11 @@ import onnxruntime as ort
 
 from bbgrap.engine.optimizing import optimized
 from bbgrap.engine.sessions import JOINS_AXES, make_session, segments_without
+from bbgrap.engine.told_numbers import run_alone
 from bbgrap.errors import ModelError
 from bbgrap.graph.onnx_crops import crops_to_pools
 from bbgrap.graph.onnx_forms import common_form, shapes_at
-from bbgrap.graph.onnx_io import OnnxModel, write_graph
+from bbgrap.graph.onnx_io import OnnxModel
 from bbgrap.graph.onnx_layout import Boundary, Front, boundary_of, cut_boundary, split_front, with_stand_ins
 from bbgrap.graph.types import Array, DType, Graph, Node, TensorType
 from bbgrap.runtime.blocked import aligned_empty
@@ -45,13 +46,11 @@ def block_size() -> int | None:
     kind = TensorType(DType.FLOAT, shape)
     node = Node("reorder", "ReorderInput", ("x",), ("y",), {"channels_last": 0}, _DOMAIN)
     graph = Graph("probe", (node,), ("x",), ("y",), {}, {"x": kind, "y": kind}, {"": 17, _DOMAIN: 1})
-    try:
-        session = make_session(write_graph(graph, weights="inline").data, threads=1, optimize=False)
-        (found,) = session.run(None, {"x": np.arange(2 * _PROBED_CHANNELS, dtype=np.float32).reshape(shape)})
-    except Exception:  # a build or a CPU without the layout; onnxruntime's exceptions have no common base
+    found = run_alone(graph, {"x": np.arange(2 * _PROBED_CHANNELS, dtype=np.float32).reshape(shape)})
+    if found is None:  # a build or a CPU without the layout
         return None
     # In memory, column 1 of channel 0 (the value 1) follows column 0 of one block of channels.
-    block = int(np.argmax(found.reshape(-1) == 1))
+    block = int(np.argmax(found[0].reshape(-1) == 1))
     return block if 1 < block < _PROBED_CHANNELS and _PROBED_CHANNELS % block == 0 else None
 
 

@@ -25,6 +25,7 @@ from bbgrap.engine.estimator_shapes import estimator_shapes, is_estimator
 from bbgrap.engine.loop_types import loop_types
 from bbgrap.engine.sessions import declared_type, make_session
 from bbgrap.engine.steered_shapes import steered_shapes
+from bbgrap.engine.told_numbers import run_alone
 from bbgrap.errors import ModelError
 from bbgrap.graph.lower import empty_to_constant, skip_overwritten
 from bbgrap.graph.onnx_io import OnnxModel, to_graph, weights_of, write_graph
@@ -291,9 +292,5 @@ def _alone(graph: Graph, node: Node) -> Graph | None:
 
 
 def _run(alone: Graph) -> tuple[tuple[int, ...], ...] | None:
-    try:
-        session = make_session(write_graph(alone, weights="inline").data, threads=1, optimize=False)
-        found = session.run(None, {name: np.zeros(alone.types[name].known_shape, alone.types[name].dtype.numpy) for name in alone.inputs})
-    except Exception:  # onnxruntime's exceptions have no common base; the whole model tells what is wrong with it
-        return None
-    return tuple(array.shape for array in found)
+    found = run_alone(alone, {name: np.zeros(alone.types[name].known_shape, alone.types[name].dtype.numpy) for name in alone.inputs})
+    return None if found is None else tuple(array.shape for array in found)
