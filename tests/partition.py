@@ -11,7 +11,7 @@ import numpy as np
 from bbgrap.cluster import Cluster
 from bbgrap.compiler.artifacts import Artifacts
 from bbgrap.compiler.assembly import box_within
-from bbgrap.compiler.compile import Compiled, compile_plan
+from bbgrap.compiler.compile import Compiled
 from bbgrap.compiler.export import export
 from bbgrap.compiler.simulate import simulate
 from bbgrap.control.planned_variant import PlannedVariant
@@ -28,6 +28,7 @@ from bbgrap.program.steps import DeviceProgram, Program
 from bbgrap.runtime.execution import Kernel
 from bbgrap.runtime.schedule import LocalRun, extract
 from bbgrap.shapemap import ShapeMap
+from tests.program_laws import compile_checked
 
 
 def prepare(model: Path, shapes: Mapping[str, tuple[int, ...]], cluster: Cluster, options: PlanOptions) -> tuple[PlannedVariant, ...]:
@@ -38,7 +39,7 @@ def prepare(model: Path, shapes: Mapping[str, tuple[int, ...]], cluster: Cluster
 def compiled(graph: Graph, cluster: Cluster, options: PlanOptions, transfers: TransferType = "exact") -> Compiled:
     """Plan and compile with every law checked between passes."""
     descriptions = all_descriptions(graph)
-    return compile_plan(make_plan(graph, cluster, options, descriptions), descriptions, transfers, verify=True)
+    return compile_checked(make_plan(graph, cluster, options, descriptions), descriptions, transfers)
 
 
 def all_values(graph: Graph, feeds: Sequence[Array]) -> dict[str, Array]:

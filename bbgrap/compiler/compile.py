@@ -8,6 +8,7 @@ from bbgrap.compiler.build import StateLayout, build_initial
 from bbgrap.compiler.passes import DEFAULT_PASSES, ChunkInputs, SlowestFirst, optimize
 from bbgrap.compiler.passes.chunks import narrower
 from bbgrap.compiler.passes.open_sizes import leave_sizes_open
+from bbgrap.compiler.passes.pipeline import Pass
 from bbgrap.compiler.predict import Predictor
 from bbgrap.planners.options import TransferType
 from bbgrap.planners.plan import Plan
@@ -32,7 +33,6 @@ def compile_plan(
     dictionary_devices: frozenset[int] = frozenset(),
     *,
     instalments: bool = True,
-    verify: bool = False,
     begins: StateLayout | None = None,
     open_sizes: bool = False,
 ) -> Compiled:
@@ -44,7 +44,6 @@ def compile_plan(
         transfers: What 32-bit floats become on their way to an agent.
         dictionary_devices: Those that get the model's inputs encoded with dictionaries.
         instalments: Let inputs come in parts where that is expected to be faster.
-        verify: Check every law between passes.
         begins: Of a sequence's first request: how it leaves state for the next one (`bbgrap.compiler.passes.state.layout_of`).
         open_sizes: Make a program for all sizes of the graph's moving axes.
 
@@ -54,8 +53,13 @@ def compile_plan(
     initial = replace(
         build_initial(plan, descriptions, begins, open_sizes=open_sizes), transfers=transfers, dictionary_devices=dictionary_devices
     )
+    passes = passes_of(plan, descriptions, instalments=instalments, open_sizes=open_sizes)
+    return Compiled(plan, initial, optimize(initial, passes), instalments and not open_sizes)
+
+
+def passes_of(plan: Plan, descriptions: Descriptions, *, instalments: bool = True, open_sizes: bool = False) -> tuple[Pass, ...]:
+    """Return what the program of a plan goes through; arguments are those of `compile_plan`."""
     tailored, fused = DEFAULT_PASSES[:-1], DEFAULT_PASSES[-1:]
     opened = (leave_sizes_open,) if open_sizes else ()
     early = (ChunkInputs(Predictor(plan.cluster), narrower(plan.graph, descriptions)),) if instalments and not open_sizes else ()
-    passes = (*tailored, *opened, *fused, *early, SlowestFirst(plan.cluster))
-    return Compiled(plan, initial, optimize(initial, passes, verify=verify), bool(early))
+    return (*tailored, *opened, *fused, *early, SlowestFirst(plan.cluster))

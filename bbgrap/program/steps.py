@@ -11,20 +11,20 @@ An `Assemble` from one buffer is a crop, from several a concat. The last device 
 concatenations that make outputs (`bbgrap.compiler.host_concat`).
 The initial program (`build`) and the final one (after `passes`) are of this one type, and both run.
 
-Laws (`check_program`): a buffer is written once, before it is read; a message has one sender and one receiver, with equal parts, and
-its data were ready; an assembly's pieces are disjoint and cover its region.
+Laws (tests look for breaches, after every pass): a buffer is written once, before it is read; a message has one sender and one receiver,
+with equal parts, and its data were ready; an assembly's pieces are disjoint and cover its region.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from bbgrap.graph import Graph
 from bbgrap.planners.options import TransferType
 from bbgrap.program.encodings import WireType, wire_bytes, wire_of
-from bbgrap.shapemap import ShapeMap, subtract_all
+from bbgrap.shapemap import ShapeMap
 from bbgrap.tdl import LocalOp
 from bbgrap.tdl.language import ReducerKind
 from bbgrap.work import NO_WORK, Work
@@ -213,92 +213,3 @@ def writes_of(item: Step | Op) -> Iterator[BufferId]:
             yield item.output
         case Send():
             return
-
-
-def check_program(program: Program) -> tuple[str, ...]:
-    """List every breach of the laws of this module; empty if the program keeps them. Also detects a deadlock."""
-    faults = [fault for device in program.devices for fault in _device_faults(device)]
-    receivers: dict[int, int] = {}
-    for device in program.devices:
-        for step in device.steps:
-            if isinstance(step, Receive):
-                if step.message in receivers:
-                    faults.append(f"message {step.message}: received twice")
-                receivers[step.message] = device.device
-                faults += _message_faults(program, device, step)
-    faults += [f"message {m}: nobody receives it" for m, (_, s) in program.senders.items() if receivers.get(m) != s.destination]
-    return tuple(faults) or _deadlock(program)
-
-
-def _device_faults(device: DeviceProgram) -> list[str]:
-    faults: list[str] = []
-    written = set(device.feeds)
-
-    def note(item: Receive | Send | Op) -> None:
-        unread = [b for b in reads_of(item) if b not in written]
-        faults.extend(f"device {device.device}: {type(item).__name__} reads buffer {b} before it is written" for b in unread)
-        for buffer in writes_of(item):
-            if buffer in written:
-                faults.append(f"device {device.device}: buffer {buffer} is written twice")
-            written.add(buffer)
-        if isinstance(item, Assemble) and not unread:
-            faults.extend(_assembly_faults(device, item))
-        if isinstance(item, Combine):
-            faults.extend(_combination_faults(device, item))
-
-    for step in device.steps:
-        for item in step.ops if isinstance(step, Compute) else (step,):
-            note(item)
-    faults += [f"device {device.device}: result {b} is never written" for b in device.results if b not in written]
-    return faults
-
-
-def _assembly_faults(device: DeviceProgram, assembly: Assemble) -> list[str]:
-    target = device.buffers[assembly.output]
-    label = f"device {device.device}: assembly of '{target.value}' {target.region}"
-    faults = []
-    if sum(p.region.size for p in assembly.pieces) != target.region.size:
-        faults.append(f"{label}: its pieces have {sum(p.region.size for p in assembly.pieces)} elements, not {target.region.size}")
-    if missing := subtract_all(target.region, (p.region for p in assembly.pieces)):
-        faults.append(f"{label}: no piece covers {', '.join(map(str, missing))}")
-    for piece in assembly.pieces:
-        source = device.buffers[piece.buffer]
-        if (source.value, source.part) != (target.value, target.part) or not source.region.issuperset(piece.region):
-            faults.append(f"{label}: piece {piece.region} is not in buffer '{source.value}' {source.region}")
-    return faults
-
-
-def _combination_faults(device: DeviceProgram, combination: Combine) -> list[str]:
-    target = device.buffers[combination.output]
-    inputs = [device.buffers[b] for b in combination.inputs]
-    if [i.part for i in inputs] == list(range(len(inputs))) and {(i.value, i.region) for i in inputs} == {(target.value, target.region)}:
-        return []
-    return [f"device {device.device}: '{target.value}' {target.region} is not the sum of {', '.join(map(str, inputs))}"]
-
-
-def _message_faults(program: Program, device: DeviceProgram, step: Receive) -> list[str]:
-    if step.message not in program.senders:
-        return [f"message {step.message}: nobody sends it"]
-    sender, send = program.senders[step.message]
-    sent = [replace(program.devices[sender].buffers[p.buffer], region=p.region) for p in send.parts]
-    got = [device.buffers[b] for b in step.buffers]
-    return [] if sent == got and sender == step.source else [f"message {step.message}: sent {sent}, but {got} are expected"]
-
-
-def _deadlock(program: Program) -> tuple[str, ...]:
-    position = [0] * len(program.devices)
-    sent: set[int] = set()
-    moved = True
-    while moved:
-        moved = False
-        for device in program.devices:
-            while position[device.device] < len(device.steps):
-                step = device.steps[position[device.device]]
-                if isinstance(step, Receive) and step.message not in sent:
-                    break
-                if isinstance(step, Send):
-                    sent.add(step.message)
-                position[device.device] += 1
-                moved = True
-    stuck = [d.device for d in program.devices if position[d.device] < len(d.steps)]
-    return (f"devices {stuck} wait for each other for ever",) if stuck else ()

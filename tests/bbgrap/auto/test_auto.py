@@ -17,7 +17,6 @@ from bbgrap.auto.search import plan_auto
 from bbgrap.cluster import Cluster
 from bbgrap.cluster.types import Link, LinkProfile, Network, NodeProfile
 from bbgrap.cluster.wires import NO_WIRES, Wire, Wiring, tree
-from bbgrap.compiler.compile import compile_plan
 from bbgrap.costmodel.clock import Busy
 from bbgrap.costmodel.messages import NetworkModel
 from bbgrap.engine.prepare import fit, plan_graph
@@ -33,6 +32,7 @@ from bbgrap.zoo.builder import Builder
 from benchmarks.planning import exhaustive_gap
 from tests.examples import examples
 from tests.partition import all_values, assert_close, run_checked
+from tests.program_laws import compile_checked
 from tests.random_models import networks, plan_options, random_feeds
 
 AUTO = PlanOptions("auto")
@@ -74,7 +74,7 @@ def test_legal_right_and_never_predicted_slower_than_the_others(graph: Graph, cl
             assert found.score.seconds <= other.seconds * (1 + 1e-9), f"{name} by {split}"
     feeds = random_feeds(graph)
     values = all_values(graph, feeds)
-    program = compile_plan(found.plan, descriptions, verify=True).optimized
+    program = compile_checked(found.plan, descriptions).optimized
     for name, got in zip(graph.outputs, run_checked(program, feeds, values), strict=True):
         assert_close(got, values[name], name)
 

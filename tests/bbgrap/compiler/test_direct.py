@@ -19,8 +19,9 @@ from bbgrap.planners.pieces import Pieces
 from bbgrap.planners.plan import Plan, Tile, whole_output
 from bbgrap.planners.registry import make_plan
 from bbgrap.program.statistics import traffic_bytes
-from bbgrap.program.steps import Apply, Compute, Program, Send, check_program
+from bbgrap.program.steps import Apply, Compute, Program, Send
 from bbgrap.work import NO_WORK
+from tests.program_laws import check_program
 from tests.random_models import clusters, networks, plan_options, plans
 
 

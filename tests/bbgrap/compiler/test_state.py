@@ -22,10 +22,10 @@ from bbgrap.planners.pieces import Pieces
 from bbgrap.planners.plan import Plan, Tile, whole_output
 from bbgrap.planners.registry import make_plan
 from bbgrap.program.statistics import traffic_bytes
-from bbgrap.program.steps import check_program
 from bbgrap.shapemap import IntervalSet
 from bbgrap.zoo.builder import Builder
 from tests.partition import assert_close, plain_outputs
+from tests.program_laws import check_program, compile_checked
 from tests.random_models import clusters, plan_options, plans, random_feeds
 from tests.stateful_models import accumulating, plain_sequence, stateful_networks
 
@@ -46,8 +46,8 @@ def sequence_of(begin, step, first, further):
 @given(stateful_networks(), st.data())
 def test_sequences_answer_as_plain_onnxruntime_does_whatever_the_plans_are(graph, data):
     descriptions = all_descriptions(graph)
-    step = compile_plan(data.draw(plans(graph, 3)), descriptions, verify=True).optimized
-    begin = compile_plan(data.draw(plans(graph, 3)), descriptions, verify=True, begins=layout_of(step)).optimized
+    step = compile_checked(data.draw(plans(graph, 3)), descriptions).optimized
+    begin = compile_checked(data.draw(plans(graph, 3)), descriptions, begins=layout_of(step)).optimized
     first = random_feeds(graph)
     further = [random_feeds(graph, seed)[: len(graph.given)] for seed in range(1, STEPS)]
     wanted = plain_sequence(graph, first, further)
@@ -58,7 +58,7 @@ def test_sequences_answer_as_plain_onnxruntime_does_whatever_the_plans_are(graph
 
 @given(stateful_networks(), st.data())
 def test_what_is_read_of_state_is_what_is_kept_of_it(graph, data):
-    program = compile_plan(data.draw(plans(graph, 3)), all_descriptions(graph), verify=True).optimized
+    program = compile_checked(data.draw(plans(graph, 3)), all_descriptions(graph)).optimized
     for device in program.devices[: program.host]:
         for feed, result in zip(device.feeds, device.results, strict=True):
             held, made = device.buffers[feed], device.buffers[result]
@@ -88,7 +88,7 @@ def counter():
 def test_tied_tiles_move_no_state(counter):
     descriptions = all_descriptions(counter)
     plan = make_plan(counter, Cluster.even(2), PlanOptions(split="rows"), descriptions)
-    program = compile_plan(plan, descriptions, verify=True).optimized
+    program = compile_checked(plan, descriptions).optimized
     assert [[str(region) for _, region in device] for device in layout_of(program)] == [["[0:1, 0:4, 0:4, 0:8]"], ["[0:1, 0:4, 4:8, 0:8]"]]
     assert traffic_bytes(program) == 2 * counter.types["input"].nbytes  # there and back
 
@@ -155,11 +155,11 @@ def test_one_program_serves_a_cache_that_grows(split):
         halves = [IntervalSet.of((0, len(whole.axes[axis]) // 2)), IntervalSet.of((len(whole.axes[axis]) // 2, len(whole.axes[axis])))]
         parts = [whole.replace(axis, half) for half in halves] if split == "heads" else [whole]
         tiles[node.name] = tuple(Tile(d, region) for d, region in enumerate(parts))
-    step = compile_plan(Plan("heads", graph, cluster, tiles), descriptions, open_sizes=True, verify=True).optimized
+    step = compile_checked(Plan("heads", graph, cluster, tiles), descriptions, open_sizes=True).optimized
     inputs = [random_feeds(graph, seed)[:1] for seed in range(5)]
     start = attention(1)
     single = {node.name: (Tile(0, whole_output(start, node)),) for node in start.nodes}
-    begin = compile_plan(Plan("single", start, cluster, single), all_descriptions(start), begins=layout_of(step), verify=True).optimized
+    begin = compile_checked(Plan("single", start, cluster, single), all_descriptions(start), begins=layout_of(step)).optimized
     first = [*inputs[0], *random_feeds(start)[1:]]
     wanted, feeds = [], dict(zip(start.inputs, first, strict=True))
     for number in range(5):

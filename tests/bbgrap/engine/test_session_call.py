@@ -12,7 +12,6 @@ from onnx import TensorProto, helper
 
 from bbgrap.cluster import Cluster
 from bbgrap.compiler.artifacts import Artifacts
-from bbgrap.compiler.compile import compile_plan
 from bbgrap.compiler.export import export
 from bbgrap.compiler.simulate import simulate
 from bbgrap.engine.kernels import local_kernels
@@ -30,6 +29,7 @@ from bbgrap.protocol.values import Numbers
 from bbgrap.runtime.schedule import LocalReceive
 from bbgrap.session.signature import Signature
 from bbgrap.session.values import unpacked_output
+from tests.program_laws import compile_checked
 from tests.value_models import CASES, Case, plain_answers, same, sequences_inside_and_outside
 
 OPTIONS = [
@@ -44,7 +44,7 @@ def scattered(graph: Graph, devices: int) -> Artifacts:
     """Give every node to another device than the node before it, so that every value crosses."""
     cluster = Cluster.even(devices)
     tiles = {node.name: (Tile(k % devices, whole_output(graph, node)),) for k, node in enumerate(graph.nodes)}
-    return export(compile_plan(Plan("scattered", graph, cluster, tiles), all_descriptions(graph), "exact", verify=True).optimized)
+    return export(compile_checked(Plan("scattered", graph, cluster, tiles), all_descriptions(graph), "exact").optimized)
 
 
 def partitions(graph: Graph) -> Iterator[tuple[str, Artifacts]]:

@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bbgrap.cluster import Cluster
-from bbgrap.compiler.compile import compile_plan
 from bbgrap.compiler.export import export
 from bbgrap.compiler.simulate import simulate
 from bbgrap.engine.kernels import local_kernels
@@ -27,6 +26,7 @@ from bbgrap.planners.plan import Plan, Tile, check_plan
 from bbgrap.shapemap import Interval, ShapeMap
 from bbgrap.tdl import Part
 from tests.partition import plain_outputs
+from tests.program_laws import compile_checked
 
 MICROSOFT = "com.microsoft"
 DEVICES = 3
@@ -103,7 +103,7 @@ def answers(plan: Plan, feeds: list[Array]) -> list[Array]:
     """What devices answer that run a plan."""
     descriptions = all_descriptions(plan.graph)
     assert not check_plan(plan, descriptions)
-    artifacts = export(compile_plan(plan, descriptions, verify=True).optimized)
+    artifacts = export(compile_checked(plan, descriptions).optimized)
     return simulate(artifacts, feeds, local_kernels(artifacts))
 
 

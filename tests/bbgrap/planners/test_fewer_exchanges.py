@@ -8,7 +8,6 @@ import pytest
 
 from bbgrap.cluster import Cluster, NodeProfile
 from bbgrap.cluster.types import Link, Network, Speed
-from bbgrap.compiler.compile import compile_plan
 from bbgrap.planners.bbgrap import all_descriptions
 from bbgrap.planners.fewer_exchanges import join_phases
 from bbgrap.planners.options import PlanOptions
@@ -18,6 +17,7 @@ from bbgrap.planners.registry import make_plan
 from bbgrap.program.statistics import statistics_of
 from bbgrap.work import KINDS
 from bbgrap.zoo import build
+from tests.program_laws import compile_checked
 
 SLOW = Network(Link(1e12, 1.0))
 FAST = Network(Link(1e15, 0.0))
@@ -40,7 +40,7 @@ def plans(name, network, work=()):
 def test_where_messages_take_long_tiles_grow_until_hardly_any_is_left(name):
     rows, grown, descriptions = plans(name, SLOW)
     assert check_plan(grown, descriptions) == ()
-    before, after = (statistics_of(compile_plan(plan, descriptions, verify=True).optimized) for plan in (rows, grown))
+    before, after = (statistics_of(compile_checked(plan, descriptions).optimized) for plan in (rows, grown))
     assert after.transfers < before.transfers / 2
     for node in rows.graph.nodes:
         for tile, larger in zip(rows.tiles[node.name], grown.tiles[node.name], strict=True):

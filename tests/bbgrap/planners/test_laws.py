@@ -10,7 +10,6 @@ import pytest
 from onnx import helper
 
 from bbgrap.cluster import Cluster
-from bbgrap.compiler.compile import compile_plan
 from bbgrap.compiler.export import export
 from bbgrap.compiler.simulate import simulate
 from bbgrap.engine.kernels import local_kernels
@@ -26,6 +25,7 @@ from bbgrap.shapemap import Interval, IntervalSet, ShapeMap
 from bbgrap.tdl import Part, can_make
 from tests.onnx_models import model_of
 from tests.partition import assert_close
+from tests.program_laws import compile_checked
 
 OPTIONS = [*(PlanOptions(split=split) for split in SPLITS), *(PlanOptions(planner=name) for name in PLANNERS if name != "bbgrap")]
 RANDOM = np.random.default_rng(11)
@@ -71,7 +71,7 @@ def test_a_partial_tile_that_reads_only_padding_has_nothing_to_fetch(tmp_path: P
     tiles = tuple(Tile(2 * r + p, region, part) for r, region in enumerate(rows) for p, part in enumerate(parts))
     plan = Plan("by hand", graph, Cluster.even(4), {conv.name: tiles})
     assert check_plan(plan, descriptions) == ()
-    artifacts = export(compile_plan(plan, descriptions, verify=True).optimized)
+    artifacts = export(compile_checked(plan, descriptions).optimized)
     (got,) = simulate(artifacts, [feed], local_kernels(artifacts))
     assert_close(got, want, "conv")
 

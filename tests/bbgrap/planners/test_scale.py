@@ -11,7 +11,6 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from bbgrap.cluster import Cluster, NodeProfile
-from bbgrap.compiler.compile import compile_plan
 from bbgrap.engine.load import load_graph
 from bbgrap.engine.prepare import prepare_graph, prepare_like
 from bbgrap.engine.reload import ReloadedModel
@@ -31,6 +30,7 @@ from bbgrap.zoo.vit import vit
 from tests.examples import examples
 from tests.free_models import other_shapes, save_free
 from tests.partition import all_values, run_checked
+from tests.program_laws import compile_checked
 from tests.random_models import clusters, networks, plan_options, plans, random_feeds
 
 
@@ -55,7 +55,7 @@ def assert_right(plan):
     descriptions = all_descriptions(plan.graph)
     verify_plan(plan, descriptions)
     feeds = random_feeds(plan.graph)
-    run_checked(compile_plan(plan, descriptions, verify=True).optimized, feeds, all_values(plan.graph, feeds))
+    run_checked(compile_checked(plan, descriptions).optimized, feeds, all_values(plan.graph, feeds))
 
 
 def scaled_to(plan, graph):
@@ -167,7 +167,7 @@ def test_whoever_has_nothing_to_sum_up_is_not_there(op, data):
         return
     verify_plan(made, descriptions)
     feeds = [(10 * x).astype(after.types["x0"].dtype.numpy) for x in map(np.abs, random_feeds(after))] if unit > 1 else random_feeds(after)
-    run_checked(compile_plan(made, descriptions, verify=True).optimized, feeds, all_values(after, feeds))
+    run_checked(compile_checked(made, descriptions).optimized, feeds, all_values(after, feeds))
 
 
 @pytest.mark.parametrize("op", ["Gemm", "MatMul", "Einsum"])

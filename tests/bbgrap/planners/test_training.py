@@ -32,6 +32,7 @@ from bbgrap.shapemap import IntervalSet
 from bbgrap.zoo import training
 from benchmarks.papers.graphs import between_agents
 from tests.partition import assert_close
+from tests.program_laws import compile_checked
 from tests.training_networks import NETWORKS, batch_of
 
 STEPS = 4
@@ -59,8 +60,8 @@ def followed(name, planner, cluster):
     """Run some steps of a plan, compare their losses with those of plain onnxruntime, and return the program of further steps."""
     step, graph, descriptions = known(name)
     plan = make_plan(graph, cluster, PlanOptions(planner=planner), descriptions)
-    program = compile_plan(plan, descriptions, verify=True).optimized
-    begin = compile_plan(plan, descriptions, verify=True, begins=layout_of(program)).optimized
+    program = compile_checked(plan, descriptions).optimized
+    begin = compile_checked(plan, descriptions, begins=layout_of(program)).optimized
     session = make_session(write_graph(graph, weights="inline").data, threads=1)
     weights, state, artifacts = step.initial, None, {True: export(begin), False: export(program)}
     kernels = {first: local_kernels(made) for first, made in artifacts.items()}

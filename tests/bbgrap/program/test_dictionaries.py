@@ -38,6 +38,7 @@ from bbgrap.program.encodings import carried
 from bbgrap.report.plan_report import explain, report_of
 from bbgrap.zoo import build
 from tests.examples import examples
+from tests.program_laws import compile_checked
 from tests.random_models import clusters, networks, plan_options, random_feeds
 
 SIDE = 160
@@ -164,7 +165,7 @@ def test_a_plan_with_dictionaries_sends_less_and_answers_the_same() -> None:
     graph, cluster = build("mobilenet_v2"), slow_way(12.5e6)
     descriptions = all_descriptions(graph)
     plan = make_plan(graph, cluster, PlanOptions(), descriptions)
-    exact, less = (compile_plan(plan, descriptions, "exact", ways, verify=True).optimized for ways in (frozenset(), frozenset({1, 2})))
+    exact, less = (compile_checked(plan, descriptions, "exact", ways).optimized for ways in (frozenset(), frozenset({1, 2})))
     assert Predictor(cluster).timeline(less).total_s < Predictor(cluster).timeline(exact).total_s
     feeds = [picture(3, graph.types[graph.inputs[0]].known_shape)]
     answers = []
@@ -192,7 +193,7 @@ def test_any_plan_is_compiled_with_dictionaries_and_answers_the_same(graph: Grap
     plan, feeds = make_plan(graph, cluster, options, descriptions), random_feeds(graph)
     answers = []
     for devices in (frozenset[int](), ways):
-        artifacts = export(compile_plan(plan, descriptions, "exact", devices, verify=True).optimized)
+        artifacts = export(compile_checked(plan, descriptions, "exact", devices).optimized)
         answers.append(simulate(artifacts, feeds, local_kernels(artifacts)))
     for one, other in zip(*answers, strict=True):
         assert same_bits(one, other)

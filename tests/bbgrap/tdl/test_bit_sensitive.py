@@ -24,6 +24,7 @@ from bbgrap.shapemap import Interval, IntervalSet, ShapeMap
 from bbgrap.tdl import Part, reducible
 from bbgrap.tdl.bit_sensitive import bit_sensitive_nodes
 from tests.partition import plain_outputs
+from tests.program_laws import compile_checked
 
 F, U8, I64, I32, B = DType.FLOAT, DType.UINT8, DType.INT64, DType.INT32, DType.BOOL
 ROWS, WIDTH = 512, 256
@@ -195,7 +196,7 @@ def test_a_table_is_divided_whatever_follows():
     plan = Plan("parts", graph, Cluster.even(2), {"product": parts, "q": (Tile(1, whole),)})
     descriptions = all_descriptions(graph)
     assert not check_plan(plan, descriptions)
-    artifacts = export(compile_plan(plan, descriptions, verify=True).optimized)
+    artifacts = export(compile_checked(plan, descriptions).optimized)
     feeds = [np.array([0, 29, 15, 14, -1])]
     np.testing.assert_array_equal(simulate(artifacts, feeds, local_kernels(artifacts))[0], plain_outputs(graph, feeds)[0])
 

@@ -5,7 +5,6 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from bbgrap.cluster import Cluster
-from bbgrap.compiler.compile import compile_plan
 from bbgrap.graph import DType, Graph, Node, TensorType
 from bbgrap.graph.lower import lower
 from bbgrap.graph.weights import make_weight
@@ -13,6 +12,7 @@ from bbgrap.planners.bbgrap import all_descriptions
 from bbgrap.planners.plan import Plan, Tile, check_plan
 from bbgrap.shapemap import IntervalSet, ShapeMap
 from tests.partition import all_values, assert_close, plain_outputs, run_checked
+from tests.program_laws import compile_checked
 
 SIZE, DEVICES = 16, 3
 
@@ -67,6 +67,6 @@ def test_pieces_are_those_of_the_whole(data):
     random = np.random.default_rng(1)
     feeds = [random.standard_normal(graph.types[name].known_shape).astype(np.float32) for name in graph.inputs]
     values = all_values(graph, feeds)
-    outputs = run_checked(compile_plan(plan, descriptions, verify=True).optimized, feeds, values)
+    outputs = run_checked(compile_checked(plan, descriptions).optimized, feeds, values)
     for name, got, want in zip(graph.outputs, outputs, plain_outputs(given_, feeds), strict=True):
         assert_close(got, want, name)

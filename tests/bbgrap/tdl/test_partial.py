@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bbgrap.cluster import Cluster
-from bbgrap.compiler.compile import compile_plan
 from bbgrap.errors import PlanError
 from bbgrap.graph import Attribute, DType, Graph, Node, TensorType
 from bbgrap.graph.divided_experts import CHOSEN_EXPERTS, OWN_DOMAIN
@@ -25,6 +24,7 @@ from bbgrap.tdl.partial import partial_operators
 from tests.bbgrap.tdl.verifier import Case, run_local
 from tests.examples import examples
 from tests.partition import all_values, assert_close, run_checked
+from tests.program_laws import compile_checked
 
 Shapes = tuple[tuple[int, ...], ...]
 DEVICES = 3
@@ -119,7 +119,7 @@ def test_parts_add_up(domain: str, op: str, data: st.DataObject) -> None:
         for kind in (graph.types[name] for name in graph.inputs)
     ]
     values = all_values(graph, feeds)
-    (got,) = run_checked(compile_plan(plan, descriptions, verify=True).optimized, feeds, values)
+    (got,) = run_checked(compile_checked(plan, descriptions).optimized, feeds, values)
     assert_close(got, values["z"], op)
 
 

@@ -20,10 +20,11 @@ from bbgrap.planners.options import PlanOptions
 from bbgrap.planners.pieces import Pieces
 from bbgrap.planners.registry import make_plan
 from bbgrap.program.statistics import traffic_bytes
-from bbgrap.program.steps import Apply, Compute, Program, Receive, Send, check_program
+from bbgrap.program.steps import Apply, Compute, Program, Receive, Send
 from bbgrap.shapemap import IntervalSet, ShapeMap
 from bbgrap.zoo.builder import Builder
 from tests.partition import all_values, run_checked
+from tests.program_laws import check_program, compile_checked
 from tests.random_models import networks, plan_options, plans, random_feeds
 
 GIGABIT = Link(125e6, 150e-6)
@@ -115,7 +116,7 @@ def receives(program: Program, device: int) -> list[str]:
 def test_a_batch_comes_image_by_image_where_the_way_is_slow_and_the_near_agent_gets_its_own_at_once():
     graph = stack(8)
     plan = make_plan(graph, cluster(GIGABIT), PlanOptions("data-parallel"), all_descriptions(graph))
-    program = compile_plan(plan, all_descriptions(graph), verify=True).optimized
+    program = compile_checked(plan, all_descriptions(graph)).optimized
     assert receives(program, 0) == ["Receive", "Compute"]
     assert receives(program, 1)[:4] == ["Receive", "Compute", "Receive", "Compute"]
     assert receives(program, 1)[-1] == "Compute"
