@@ -22,7 +22,6 @@ from bbgrap.engine.optimizing import optimized
 from bbgrap.engine.sessions import JOINS_AXES, make_session, segments_without
 from bbgrap.engine.told_numbers import run_alone
 from bbgrap.errors import ModelError
-from bbgrap.graph.onnx_crops import crops_to_pools
 from bbgrap.graph.onnx_forms import common_form, shapes_at
 from bbgrap.graph.onnx_io import OnnxModel
 from bbgrap.graph.onnx_layout import Boundary, Front, boundary_of, cut_boundary, split_front, with_stand_ins
@@ -82,10 +81,8 @@ class SegmentCompiler:
         whole = {n for n, shape in self.front.maps.items() if shape[1] % block == 0} - self.front.flattened
         self.hopeless = not whole
         self.candidates = frozenset(whole.intersection(self.front.inputs))
-        self._data, self._crops = crops_to_pools(self.front.data)
         self._weights = {name: weights[name] for name in self.front.weights if name in weights}
-        bounds = [(crop.result, crop.bounds) for crop in self._crops]
-        self.key = hashlib.sha256(common_form(self._data, self.front.moving) + repr(bounds).encode()).hexdigest()
+        self.key = hashlib.sha256(common_form(self.front.data, self.front.moving)).hexdigest()
         self._optimized: tuple[frozenset[str], OnnxModel] | None = None
         self._folder = folder
         self._shipped = skeleton, weights
@@ -114,7 +111,7 @@ class SegmentCompiler:
             ModelError: if they cannot be, or onnxruntime cannot load what was made.
         """
         model = self._optimize(boundary.inputs)
-        data = cut_boundary(model, boundary, self.block, self._crops, self.front.moving)
+        data = cut_boundary(model, boundary, self.block, self.front.moving)
         weights = {name: _aligned(array) for name, array in model.weights.items()}
         return make_session(data, weights=weights, threads=threads, shared_pool=shared_pool, spinning=spinning, optimize=False)
 
@@ -126,7 +123,7 @@ class SegmentCompiler:
         if self._optimized is None or self._optimized[0] != inputs:
             if not inputs <= self.candidates:
                 raise ModelError(f"segment '{self.name}': {sorted(inputs - self.candidates)} have no whole blocks of channels")
-            data = with_stand_ins(self._data, inputs)
+            data = with_stand_ins(self.front.data, inputs)
             level = ort.GraphOptimizationLevel.ORT_ENABLE_ALL
             without = (*segments_without(data), *((JOINS_AXES,) if any(self.front.moving.values()) else ()))
             self._optimized = inputs, optimized(data, self._weights, level, self.name, without, self._folder)

@@ -5,7 +5,6 @@ It converts where a graph begins and ends, and assemblies of halos at the front 
 
     split_front       the assemblies leave the graph: what they make becomes an input
     with_stand_ins    a pooling of 1x1, which does nothing, before an input: the optimiser then sees a blocked producer
-                      (crops inside become poolings, too: `onnx_crops`)
     boundary_of       reads in what onnxruntime made of it which inputs and outputs can be blocked
     cut_boundary      removes stand-ins and conversions there: these inputs and outputs are blocked in memory now
 
@@ -22,7 +21,6 @@ import onnx
 from onnx import NodeProto, numpy_helper
 
 from bbgrap.errors import ModelError
-from bbgrap.graph.onnx_crops import PooledCrop, map_shapes, pools_to_crops, slice_bounds
 from bbgrap.graph.onnx_external import is_external
 from bbgrap.graph.onnx_forms import free_form
 from bbgrap.graph.onnx_read import OnnxModel
@@ -94,7 +92,7 @@ def split_front(data: bytes, shapes: Mapping[str, Extents] = MappingProxyType({}
         raise ModelError(f"model '{graph.name}': it has control flow")
     moving = {value.name: axes for value in (*graph.input, *graph.output) if (axes := _fix(value, shapes.get(value.name)))}
     constants = {t.name: numpy_helper.to_array(t) for t in graph.initializer if not is_external(t)}
-    extents = map_shapes(graph.input)
+    extents = _map_shapes(graph.input)
     values: dict[str, tuple[Patch, ...]] = {name: (Patch(name, (0,) * 4, (0,) * 4, shape),) for name, shape in extents.items()}
     front: dict[str, NodeProto] = {}
     rest: list[NodeProto] = []
@@ -127,7 +125,7 @@ def split_front(data: bytes, shapes: Mapping[str, Extents] = MappingProxyType({}
     flattened = frozenset(name for name in taken if all(node.op_type in _FLATTENS for node in readers.get(name, ())))
     moving |= {name: frozenset().union(*(moving.get(patch.source, ()) for patch in patches)) for name, patches in joined.items()}
     read = frozenset(tensor.name for tensor in weights if is_external(tensor))
-    return Front(serialized(proto), inputs, joined, map_shapes(graph.output) | taken, flattened, moving, read)
+    return Front(serialized(proto), inputs, joined, _map_shapes(graph.output) | taken, flattened, moving, read)
 
 
 def _has_range(nodes: Iterable[NodeProto]) -> bool:
@@ -170,12 +168,11 @@ def cut_boundary(
     model: OnnxModel,
     boundary: Boundary,
     block: int,
-    crops: Sequence[PooledCrop] = (),
     moving: Mapping[str, frozenset[int]] = MappingProxyType({}),
 ) -> bytes:
     """Remove the stand-ins of the boundary's inputs, which are all that the model has, and the conversions of its outputs.
 
-    `crops` are those that became poolings; they become crops again. The sizes of `moving` axes are left open.
+    The sizes of `moving` axes are left open.
 
     Raises:
         ModelError: if the model is not such that `boundary_of` offers them.
@@ -204,7 +201,6 @@ def cut_boundary(
             node.output[place] = names.get(name, name)
     del graph.value_info[:]
     refill(graph.node, kept)
-    pools_to_crops(graph, crops, block)
     return free_form(serialized(proto), moving)
 
 
@@ -213,7 +209,7 @@ def _assembled(
 ) -> tuple[Extents, tuple[Patch, ...]] | None:
     """Return shape and patches of what a node puts together from known values; None if it does something else."""
     if node.op_type == "Slice" and node.input[0] in values:
-        bounds = slice_bounds(node, shapes[node.input[0]], constants)
+        bounds = _slice_bounds(node, shapes[node.input[0]], constants)
         return None if bounds is None else _cropped(values[node.input[0]], bounds)
     if node.op_type == "Concat" and all(name in values for name in node.input):
         axis = next(a.i for a in node.attribute if a.name == "axis") % 4
@@ -227,6 +223,27 @@ def _assembled(
         first = shapes[node.input[0]]
         return (*first[:axis], extent, *first[axis + 1 :]), tuple(patches)
     return None
+
+
+def _map_shapes(values: Iterable[onnx.ValueInfoProto]) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of those values that are feature maps: with four axes, and of 32-bit floats."""
+    floats = [value for value in values if value.type.tensor_type.elem_type == onnx.TensorProto.FLOAT]
+    shapes = {value.name: tuple(dim.dim_value for dim in value.type.tensor_type.shape.dim) for value in floats}
+    return {name: shape for name, shape in shapes.items() if len(shape) == 4 and min(shape) > 0}
+
+
+def _slice_bounds(node: NodeProto, shape: tuple[int, ...], constants: Mapping[str, Array]) -> list[tuple[int, int]] | None:
+    """Return what a `Slice` keeps of every axis of a value; None if that is nothing, has gaps, or does not follow from constants."""
+    if len(node.input) < 3 or any(name not in constants for name in node.input[1:] if name):
+        return None
+    starts, ends, axes, steps = ([int(i) for i in constants[name]] if name else None for name in (*node.input[1:], "", "")[:4])
+    if starts is None or ends is None or any(step != 1 for step in steps or ()):
+        return None
+    bounds = [(0, extent) for extent in shape]
+    for start, end, axis in zip(starts, ends, range(len(starts)) if axes is None else axes, strict=True):
+        low, high, _ = slice(start, end).indices(shape[axis])
+        bounds[axis] = (low, high)
+    return None if any(low >= high for low, high in bounds) else bounds
 
 
 def _cropped(patches: Iterable[Patch], bounds: Sequence[tuple[int, int]]) -> tuple[Extents, tuple[Patch, ...]]:

@@ -76,15 +76,16 @@ def test_a_product_of_a_flattened_map_has_nothing_to_do_with_blocks():
 
 
 @needs_blocks
-def test_a_crop_inside_is_the_same_crop_of_a_blocked_map():
+def test_a_crop_inside_is_the_same_crop_whether_the_map_before_it_is_blocked_or_not():
     data, weights = cropped()
     x = np.random.default_rng(0).standard_normal((1, BLOCK, 8, 7)).astype(np.float32)
     (want,) = make_session(data, weights=weights, threads=1).run(None, {"input": x})
     compiler = compiler_of(data, weights)
     offer = compiler.boundary(compiler.candidates)
-    assert offer == Boundary(frozenset({"input"}), frozenset({"out"}))
+    assert offer.inputs == {"input"}
     (got,) = compiler.build(offer, threads=1).run(None, {"input": blocked(x, BLOCK)})
-    assert np.abs(from_blocks(blocks_of(got, BLOCK)) - want).max() <= 1e-5 * np.abs(want).max()
+    got = from_blocks(blocks_of(got, BLOCK)) if offer.outputs else got
+    assert np.abs(got - want).max() <= 1e-5 * np.abs(want).max()
     (got,) = compiler.build(Boundary(frozenset(), frozenset()), threads=1).run(None, {"input": x})
     assert np.abs(got - want).max() <= 1e-5 * np.abs(want).max()
 

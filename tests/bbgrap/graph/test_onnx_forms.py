@@ -24,7 +24,7 @@ def compiled(nodes, inputs, outputs, weights):
     data = model_of(nodes, free(inputs), free(outputs), weights).SerializeToString()
     compiler = SegmentCompiler("segment", data, {}, BLOCK, {**inputs, **outputs})
     offer = compiler.boundary(compiler.candidates)
-    return compiler.key, cut_boundary(compiler._optimize(compiler.candidates), offer, BLOCK, compiler._crops, compiler.front.moving)
+    return compiler.key, cut_boundary(compiler._optimize(compiler.candidates), offer, BLOCK, compiler.front.moving)
 
 
 def maps(*sizes):
