@@ -16,9 +16,9 @@ from bbgrap.graph.types import DType
 _ZOO = "zoo:"
 
 _PICTURE_RANK, _PIXELS, _SOME = 4, 224, 16
+"""What is suggested for sizes that nobody knows: so many pixels where the rank is that of pictures, else so many of anything. Chosen."""
 _NAMED = 4
 """Inputs that are alike and each named."""
-"""What is suggested for sizes that nobody knows: so many pixels where the rank is that of pictures, else so many of anything. Chosen."""
 
 
 def find_model(text: str) -> Path:
