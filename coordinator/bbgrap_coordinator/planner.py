@@ -139,11 +139,16 @@ def _topped(graph: Graph, plan: PlanTask) -> Graph:
     return with_top(graph, dict(plan.options.top), blocks_for(len(plan.cluster.nodes))) if plan.options.top else graph
 
 
+def _in_clients_words(said: str, model: Path) -> str:
+    """Return what was said with a model's files under the names that its client knows, who has never heard of their folder."""
+    return said.replace(f"{model.parent}{os.sep}", "")
+
+
 def _reply(task: Task, maker: _Maker) -> PlannerReply:
     try:
         maker.make(task)
     except BbgrapError as error:
-        return PlannerReply(Fault.of(error).value, str(error))
+        return PlannerReply(Fault.of(error).value, _in_clients_words(str(error), task.model))
     except OSError as error:
         return PlannerReply(fault_of(error).value, f"planner: the coordinator cannot keep what was planned: {error.strerror or error}")
     except MemoryError:

@@ -20,6 +20,8 @@ from bbgrap_coordinator.models import ModelStore
 from bbgrap_coordinator.planner import _reply
 from bbgrap_coordinator.planner_process import PlannerProcess, PlannerReply, Task
 from bbgrap_coordinator.planning import LEAST_LIMIT_S, PLANNER, PlanningQueues, limit_s
+from onnx import TensorProto
+from onnx.helper import make_graph, make_model, make_node, make_opsetid, make_tensor_value_info
 
 from bbgrap.cluster import Cluster
 from bbgrap.control.coordinator_events import PlanFailed, Planned
@@ -38,6 +40,13 @@ from tests.waiting import until
 SHAPES = {"input": (1, 3, 32, 32)}
 STRANGE = ("-m", "tests.coordinator.strange_planner")
 WAIT_S = 60
+
+
+def two_nodes_of_one_name():
+    value = make_tensor_value_info("input", TensorProto.FLOAT, [1, 3, 32, 32])
+    nodes = [make_node("Relu", ["input"], ["a"], name="same"), make_node("Relu", ["a"], ["y"], name="same")]
+    graph = make_graph(nodes, "net", [value], [make_tensor_value_info("y", TensorProto.FLOAT, None)])
+    return make_model(graph, opset_imports=[make_opsetid("", 17)], ir_version=8).SerializeToString()
 
 
 class Desk:
@@ -147,6 +156,15 @@ def test_weights_are_mapped_not_read(desk):
     maps = {there.path for there in psutil.Process().memory_maps()}
     assert str(desk.folders.path(1) / "weights") in maps
     assert not any(array.flags.writeable or array.flags.owndata for array in standby.artifacts.weights.values())
+
+
+@pytest.mark.parametrize("content", [b"no model", two_nodes_of_one_name()], ids=["no model", "refused by onnxruntime"])
+def test_a_fault_of_a_model_names_the_file_as_its_client_knows_it(desk, content):
+    desk.plan(1, file=(file := desk.keep(content)))
+    desk.standby(2, file=file)
+    for said in (desk.answer().reason, desk.answer().reason):
+        assert said.startswith("model 'tiny-1.onnx': ")
+        assert str(desk.models.directory) not in said
 
 
 def test_errors_have_their_kind(desk):
