@@ -37,7 +37,7 @@ from bbgrap.session.calls import OnProgress
 from bbgrap.session.connection import Connection
 from bbgrap.session.model_files import ModelFiles
 from bbgrap.session.ort_errors import speaking_onnxruntime
-from bbgrap.session.ort_surface import OrtSurface, has_foreign_operators, path_of
+from bbgrap.session.ort_surface import OrtSurface, has_unknown_operators, path_of
 from bbgrap.session.ort_values import values_of
 from bbgrap.session.own_cluster import OwnCluster, connection_to
 from bbgrap.session.remote_model import RemoteModel
@@ -136,7 +136,7 @@ class InferenceSession(OrtSurface):
     def _read(self, model: OnnxModel, name: str | None) -> None:
         """Keep what is to be known of a model here; what onnxruntime may refuse is refused now, not by the first run."""
         self._files = ModelFiles(self._path, model.files, f"{name}.onnx" if name else "")
-        if structure_fault(model) or has_foreign_operators(model):
+        if structure_fault(model) or has_unknown_operators(model):
             confirm_runs(model, self._path)
         if self._sess_options.optimized_model_filepath:
             open_session(self._path, self._sess_options, {})  # writes it

@@ -197,6 +197,14 @@ BROKEN = {
     "a custom operator": models.model(
         [models.node("Blub", "a", "y", domain="mine")], [models.declared("a", [3])], [models.declared("y", [3])]
     ),
+    "an operator of builds for training": models.model(
+        [models.node("SGDOptimizerV2", "a", "y", domain="com.microsoft")], [models.declared("a", [3])], [models.declared("y", [3])]
+    ),
+    "two nodes of one name": models.model(
+        [models.node("Relu", "a", "b", name="same"), models.node("Relu", "b", "y", name="same")],
+        [models.declared("a", [3])],
+        [models.declared("y", [3])],
+    ),
     "a value from nowhere": models.model([models.node("Add", "a q", "y")], [models.declared("a", [3])], [models.declared("y", [3])]),
     "a number": 3,
     "a bytearray": bytearray(models.add()),
