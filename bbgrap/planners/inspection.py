@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from typing import Any
 
-from bbgrap.graph import Graph, Node
+from bbgrap.graph import DType, Graph, Node
 from bbgrap.planners.plan import whole_output
 from bbgrap.tdl import Description, describe, described_operators, reducible
-from bbgrap.tdl.operators.undescribed import why_whole
+from bbgrap.tdl.operators.undescribed import UNDESCRIBED, why_whole
 from bbgrap.tdl.rule import MINIMUM_OPSET
 from bbgrap.tdl.work import operations_of
 
@@ -56,6 +56,14 @@ def _layer(graph: Graph, node: Node, description: Description | None, work: int)
     }
 
 
+def _without_shape(graph: Graph, name: str) -> str:
+    """Return why a value has no shape that could be divided."""
+    kind = graph.types[name]
+    if kind.dtype is DType.OTHER and kind.onnx:
+        return f"numpy has no array for '{name}': it is a sequence, an optional or a map, or of 8-bit floats"
+    return f"the shape of '{name}' is only known when the model runs"
+
+
 def reason_of(graph: Graph, node: Node) -> str:
     """Return why a node without a description runs whole on one machine, in a few words."""
     opset = graph.opsets.get("", MINIMUM_OPSET)
@@ -65,7 +73,7 @@ def reason_of(graph: Graph, node: Node) -> str:
         return "control flow"
     unknown = [name for name in (*node.reads, *filter(None, node.outputs)) if graph.types[name].shape is None]
     if unknown:
-        return f"the shape of '{unknown[0]}' is only known when the model runs"
+        return UNDESCRIBED.get((node.domain, node.op)) or _without_shape(graph, unknown[0])
     if sum(map(bool, node.outputs)) > 1:
         return "several of its outputs are used"
     return (

@@ -2,8 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper
+
+from bbgrap.engine.load import load_graph
 from bbgrap.planners.inspection import inspect_graph
+from bbgrap.tdl.operators.undescribed import why_whole
 from bbgrap.zoo import build
+from tests.onnx_models import write_model
 
 
 def test_parameters_work_and_axes_of_a_known_model() -> None:
@@ -20,3 +29,37 @@ def test_a_lookup_among_words_is_no_work() -> None:
     found = {layer["operator"]: layer["flops"] for layer in inspect_graph(build("tiny-decoder"))["layers"]}
     assert found["Gather"] == 0
     assert found["MatMul"] > 0
+
+
+def _whole(path: Path) -> dict[str, str]:
+    return {layer["operator"]: layer["whole_because"] for layer in inspect_graph(load_graph(path, {}))["layers"]}
+
+
+def test_what_is_no_tensor_is_not_said_to_have_an_unknown_shape(tmp_path: Path) -> None:
+    nodes = [
+        helper.make_node("ZipMap", ["x"], ["maps"], domain="ai.onnx.ml", classlabels_int64s=[1, 2]),
+        helper.make_node("SplitToSequence", ["x"], ["parts"], axis=0),
+        helper.make_node("SequenceAt", ["parts", "first"], ["part"]),
+        helper.make_node("NonZero", ["part"], ["places"]),
+        helper.make_node("Neg", ["places"], ["y"]),
+    ]
+    weights = {"first": np.array(0)}
+    found = _whole(write_model(tmp_path / "m.onnx", nodes, {"x": (4, 2)}, ("maps", "y"), weights, domains={"ai.onnx.ml": 2}))
+    for operator, domain in (("ZipMap", "ai.onnx.ml"), ("SplitToSequence", ""), ("SequenceAt", "")):
+        assert found[operator] == why_whole(domain, operator)
+        assert "no tensor" in found[operator]
+    assert found["NonZero"] == why_whole("", "NonZero")
+    assert found["Neg"] == "the shape of 'places' is only known when the model runs"
+
+
+def test_what_numpy_lacks_is_not_said_to_have_an_unknown_shape(tmp_path: Path) -> None:
+    nodes = [
+        helper.make_node("QuantizeLinear", ["x", "step", "zero"], ["q"]),
+        helper.make_node("DequantizeLinear", ["q", "step", "zero"], ["y"]),
+    ]
+    path = write_model(tmp_path / "m.onnx", nodes, {"x": (4, 2)}, {"y": (4, 2)}, {"step": np.float32(0.5)}, opset=19)
+    model = onnx.load(path)
+    model.graph.initializer.append(TensorProto(name="zero", data_type=TensorProto.FLOAT8E4M3FN, raw_data=b"\0"))
+    onnx.save(model, path)
+    lacking = "numpy has no array for 'q': it is a sequence, an optional or a map, or of 8-bit floats"
+    assert _whole(path) == {"QuantizeLinear": lacking, "DequantizeLinear": lacking}
