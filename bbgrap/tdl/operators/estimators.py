@@ -103,13 +103,13 @@ def describe_one_hot(site: Site) -> Description | None:
 
 
 def describe_columns(site: Site) -> Description | None:
-    """out[i..., k] = x[i..., y[k]]; of an index with rows, y[k // K, k % K]."""
+    """out[i..., k] = x[i..., y[k]]; of an index with rows, y[k // K, k % K]; of a list there is one row, of a single index one column."""
     out, given = output_indices(site), site.shape(1)
-    *before, k = out
-    if len(site.shape(0)) != len(out) or not given or any(extent != 1 for extent in given[:-2]):
+    *rows, k = out
+    before = [] if len(site.shape(0)) == 1 else rows
+    if len(site.shape(0)) != len(before) + 1 or any(extent != 1 for extent in given[:-2]):
         return None
-    within = given[-1]
-    index = (*(0,) * (len(given) - 2), k // within, ALL) if len(given) > 1 else (k,)
+    index = (*(0,) * (len(given) - 2), k // given[-1], ALL) if len(given) > 1 else (k,) * len(given)
     return Description(out, Opaque("ArrayFeatureExtractor", (operand(0)[*before, ALL], operand(1)[index]), ()))
 
 

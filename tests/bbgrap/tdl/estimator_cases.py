@@ -150,12 +150,13 @@ def one_hot_encoder(draw: Draw) -> Case:
 
 @st.composite
 def columns_by_index(draw: Draw) -> Case:
-    """Columns of rows, or of one row, by indices that stand in one row or in several."""
+    """Columns of rows, of one row or of a list, by one index or by indices that stand in one row or in several."""
     rows, columns = _rows(draw)
     random = random_of(draw)
-    shape = draw(st.sampled_from(((3,), (1, 3), (4, 2), (2, 1))))
-    indices = random.integers(0, columns, shape)
+    shape = draw(st.sampled_from(((), (3,), (1, 3), (4, 2), (2, 1))))
+    indices = np.asarray(random.integers(0, columns, shape))
     x = random.permutation(rows * columns).reshape(rows, columns).astype(np.float32)
+    x = x[0] if draw(st.booleans()) else x
     parameters = frozenset((1,)) if draw(st.booleans()) else frozenset[int]()
     return in_domain("ArrayFeatureExtractor", (x, indices), {}, parameters, loose=None, below={1: columns}, several_ranges=frozenset((0,)))
 
