@@ -19,6 +19,7 @@ from bbgrap.errors import InputError, UsageError
 from bbgrap.graph import Array, DType
 from bbgrap.graph.onnx_indices import index_limits
 from bbgrap.graph.onnx_io import ModelInput, read_model
+from bbgrap.graph.onnx_types import text_of
 from bbgrap.session.signature import how_to_fit
 
 _NO_ARRAY = (ValueError, EOFError, SyntaxError, MemoryError, zipfile.BadZipFile, zlib.error)
@@ -113,6 +114,8 @@ def read_tensor(item: ModelInput, stored: ArrayFile) -> Array:
     except OSError as error:
         raise InputError(f"{who} cannot be read: {error.strerror or error}") from None
     except _NO_ARRAY:
+        if item.dtype is DType.STRING:
+            raise InputError(f"{who} is not a .npy or .npz file of text; write it with numpy.save(FILE, array.astype(str))") from None
         raise InputError(f"{who} is not a .npy or .npz file of numbers, and its name is no picture's (.png, .jpg, ...)") from None
     check_tensor(item, array)
     return array
@@ -133,8 +136,7 @@ def check_tensor(item: ModelInput, array: Array) -> None:
     Raises:
         InputError: if its element type, rank or a fixed dimension differs.
     """
-    if item.dtype is DType.OTHER:
-        raise InputError(f"input '{item.name}': only tensors of the common element types can be given")
+    _check_is_array(item)
     got = DType.of(array.dtype)
     if got is not item.dtype:
         wanted = "str" if item.dtype is DType.STRING else item.dtype.numpy.name
@@ -147,8 +149,15 @@ def check_tensor(item: ModelInput, array: Array) -> None:
         raise InputError(f"input '{item.name}': expected shape {shape_text(item.shape)}, got {shape_text(array.shape)}{how}")
 
 
+def _check_is_array(item: ModelInput) -> None:
+    """Raise for what neither a file nor a seed gives: a sequence, an optional, a map, and element types that numpy lacks."""
+    if item.dtype is DType.OTHER:
+        raise InputError(f"input '{item.name}': no command can give a {text_of(item.onnx)}; run the model from Python")
+
+
 def _drawn(item: ModelInput, shape: tuple[int, ...], generator: np.random.Generator, limit: int | None, *, pictures: bool) -> Array:
-    if item.dtype in (DType.STRING, DType.OTHER, DType.BFLOAT16):
+    _check_is_array(item)
+    if item.dtype in (DType.STRING, DType.BFLOAT16):
         raise InputError(
             f"input '{item.name}': tensors of {item.dtype.name.lower()} cannot be drawn at random; give --input {item.name}=FILE"
         )

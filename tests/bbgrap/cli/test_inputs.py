@@ -1,5 +1,6 @@
 import numpy as np
 import pytest
+from onnx import TensorProto, helper
 
 from bbgrap.cli.input_options import ArrayFile, GivenInputs
 from bbgrap.cli.inputs import ModelInputs, inputs_from, read_tensor
@@ -106,6 +107,38 @@ def test_random_inputs_of_every_type(dtype):
 def test_strings_cannot_be_drawn():
     with pytest.raises(InputError, match="tensors of string cannot be drawn at random; give --input x=FILE"):
         ModelInputs((ModelInput("x", DType.STRING, (1,)),), {"x": (1,)}, {}).feeds(0)
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        (
+            helper.make_map_type_proto(TensorProto.INT64, helper.make_tensor_type_proto(TensorProto.FLOAT, [])),
+            r"map\(int64,tensor\(float\)\)",
+        ),
+        (helper.make_sequence_type_proto(helper.make_tensor_type_proto(TensorProto.FLOAT, None)), r"seq\(tensor\(float\)\)"),
+        (helper.make_tensor_type_proto(TensorProto.FLOAT8E4M3FN, [1]), r"tensor\(float8e4m3fn\)"),
+    ],
+    ids=["map", "sequence", "8-bit floats"],
+)
+def test_of_what_no_file_holds_none_is_asked_for(kind, text, tmp_path):
+    item = ModelInput("x", DType.OTHER, None, kind.SerializeToString())
+    said = f"input 'x': no command can give a {text}; run the model from Python"
+    with pytest.raises(InputError, match=f"^{said}$"):
+        ModelInputs((item,), {"x": ()}, {}).feeds(0)
+    np.save(tmp_path / "x.npy", np.zeros(1))
+    with pytest.raises(InputError, match=f"^{said}$"):
+        read_tensor(item, ArrayFile(tmp_path / "x.npy"))
+
+
+def test_text_among_pickled_objects_is_refused_with_how_to_write_it(tmp_path):
+    words, item = np.array(["a", "bc"], object), ModelInput("x", DType.STRING, (2,))
+    stored = ArrayFile(tmp_path / "x.npy")
+    np.save(stored.path, words, allow_pickle=True)
+    with pytest.raises(InputError, match=r"is not a \.npy or \.npz file of text; write it with numpy\.save\(FILE, array\.astype\(str\)\)"):
+        read_tensor(item, stored)
+    np.save(stored.path, words.astype(str))
+    assert read_tensor(item, stored).tolist() == ["a", "bc"]
 
 
 def test_tensors_that_no_memory_holds():
