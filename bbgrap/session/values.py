@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import assert_never
+import operator
+import reprlib
+from collections.abc import Callable
+from typing import Any, assert_never
 
 import numpy as np
 
@@ -22,7 +25,6 @@ from bbgrap.graph.onnx_types import (
 from bbgrap.graph.types import Array, DType
 from bbgrap.protocol.values import Numbers, Value, pack_value, unpack_value
 
-_SCALARS = {"f": float, "i": int, "u": int, "O": str}
 _FLOAT8 = range(17, 21)
 """ONNX's codes of numbers whose bytes onnxruntime gives as uint8."""
 
@@ -85,12 +87,30 @@ def _fitted_map(key: DType, item: ValueKind, value: object) -> Value:
     scalar = _SCALARS.get(item.dtype.numpy.kind) if isinstance(item, TensorOf) and item.dtype is not DType.OTHER else None
     if scalar is None:
         raise _MisfitError("a dictionary; only those of numbers and texts can be given")
-    try:
-        if key is DType.STRING:
-            return {str(name): scalar(inner) for name, inner in value.items()}
-        return {int(number): scalar(inner) for number, inner in value.items()}
-    except (TypeError, ValueError, OverflowError) as error:
-        raise _MisfitError(f"a dictionary with {error}") from None
+    made: dict[Any, Any] = {}
+    as_key = _text if key is DType.STRING else operator.index
+    for name, inner in value.items():
+        try:
+            made[as_key(name)] = scalar(inner)
+        except (TypeError, ValueError, OverflowError):
+            raise _MisfitError(f"a dictionary with {reprlib.repr(name)}: {reprlib.repr(inner)}") from None
+    return made
+
+
+def _number(value: Any) -> float:  # noqa: ANN401 - whatever float() takes, but for texts, which onnxruntime refuses, too
+    if isinstance(value, str | bytes):
+        raise TypeError
+    return float(value)
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError
+    return value
+
+
+_SCALARS: dict[str, Callable[[Any], Any]] = {"f": _number, "i": operator.index, "u": operator.index, "O": _text}
+"""What makes the values of a map, by the kind of numpy's type; onnxruntime does not convert either."""
 
 
 def _fitted_tensor(kind: TensorOf, value: object) -> Value:

@@ -22,6 +22,37 @@ IMAGE = ("image", DType.FLOAT, ("N", 3, None))
 LABEL = ("label", DType.STRING, ("N",))
 
 
+def of_map(key, item):
+    kind = onnx.helper.make_map_type_proto(key, onnx.helper.make_tensor_type_proto(item, []))
+    return signature(("m", DType.OTHER, None, kind.SerializeToString()))
+
+
+@pytest.mark.parametrize(
+    ("key", "item", "wrong", "said"),
+    [
+        ("INT64", "FLOAT", {"a": 1.0}, "'a': 1.0"),
+        ("INT64", "FLOAT", {1: 1.0, "3": 1.0}, "'3': 1.0"),
+        ("INT64", "FLOAT", {3.7: 1.0}, "3.7: 1.0"),
+        ("INT64", "FLOAT", {3: "1.5"}, "3: '1.5'"),
+        ("INT64", "FLOAT", {3: None}, "3: None"),
+        ("STRING", "FLOAT", {3: 1.0}, "3: 1.0"),
+        ("STRING", "INT64", {"a": 1.5}, "'a': 1.5"),
+        ("INT64", "STRING", {3: 4}, "3: 4"),
+    ],
+)
+def test_a_map_is_not_converted_and_the_entry_that_does_not_fit_is_named(key, item, wrong, said):
+    given = of_map(getattr(onnx.TensorProto, key), getattr(onnx.TensorProto, item))
+    with pytest.raises(
+        InputError, match=rf"^input 'm': expected map\({key.lower()},tensor\({item.lower()}\)\), got a dictionary with {said}$"
+    ):
+        given.check_feed({"m": wrong})
+
+
+def test_numbers_of_numpy_fit_into_maps():
+    of_map(onnx.TensorProto.INT64, onnx.TensorProto.FLOAT).check_feed({"m": {np.int64(3): np.float32(2), 4: 1, 5: True}})
+    of_map(onnx.TensorProto.STRING, onnx.TensorProto.INT64).check_feed({"m": {np.str_("a"): np.int32(2)}})
+
+
 def test_a_feed_that_fits_comes_back_in_the_models_order():
     image, label = np.zeros((2, 3, 7), np.float32), np.array(["a", "b"])
     first, second = signature(IMAGE, LABEL).check_feed({"label": label, "image": image})
