@@ -11,7 +11,7 @@ from bbgrap.cli.option_groups import contenders, given_inputs, takes
 from bbgrap.cli.options import Coordinator, Insecure, Json, LocalAgents, Model, Seed, TokenFile
 from bbgrap.cli.output import print_json, print_result, print_table, say, step
 from bbgrap.errors import UsageError
-from bbgrap.planners.options import PlanOptions
+from bbgrap.planners.options import PlanOptions, undivided_note
 
 BUSY_TEXT = "this machine was busy with other work: do not trust these times"
 
@@ -193,6 +193,7 @@ def _print_doubts(report: dict[str, Any]) -> None:
         count = result.get("elsewhere")
         elsewhere = f"{count} answers came from something else than this plan, as the standby: the figures are not the plan's alone"
         doubts = [
+            undivided_note(result["planner"], len(result.get("nodes_used") or ()), len(report["agents"])),
             elsewhere if count else "",
             *(result.get(key) for key in ("fault", "replaced", "why_not")),
             *(result.get("changed") or ()),

@@ -79,3 +79,13 @@ class PlanOptions:
                 raise UsageError(f"top '{name}': expected from 1 to {MAX_TOP} elements, got {count}")
         if not 0 < self.search_seconds <= MAX_SEARCH_SECONDS:
             raise UsageError(f"search seconds: expected a number above 0, at most {MAX_SEARCH_SECONDS:g}, got {self.search_seconds}")
+
+
+def undivided_note(planner: str, used: int, nodes: int) -> str:
+    """Return what to say of a planner that was asked to divide a model and gives all of it to one of several nodes; empty otherwise.
+
+    `single` does as it was asked, and `auto` has found that it is fastest so.
+    """
+    if used != 1 or nodes == 1 or planner in {"single", AUTO}:
+        return ""
+    return "one node has all of it; 'bbgrap inspect' says what stays whole, and why"

@@ -8,6 +8,7 @@ from typing import Any
 
 from bbgrap.costmodel.timeline import Timeline
 from bbgrap.errors import InputError
+from bbgrap.planners.options import undivided_note
 from bbgrap.protocol.client_messages import ModelPrepared, RunResult
 from bbgrap.protocol.tensors import decode_array
 from bbgrap.report.trace import timeline_of
@@ -35,7 +36,9 @@ class PreparedPlan:
         used: Sequence[str] = self.report.get("nodes_used") or self.agents
         of_all = f"{len(used)} of " if len(used) < len(self.agents) else ""
         nodes = f"{of_all}{len(self.agents)} node{'s' * (len(self.agents) != 1)}"
-        lines = [f"{self.report.get('planner', 'plan')} on {nodes}: {', '.join(used)}"]
+        planner = self.report.get("planner", "plan")
+        lines = [f"{planner} on {nodes}: {', '.join(used)}"]
+        lines += filter(None, [undivided_note(planner, len(used), len(self.agents))])
         times = {key: self.report.get(key) for key in ("predicted_ms", "predicted_single_node_ms")}
         lines += [f"{key.removesuffix('_ms').replace('_', ' ')}: {ms:.2f} ms" for key, ms in times.items() if isinstance(ms, int | float)]
         for stage in ("initial", "optimized"):
