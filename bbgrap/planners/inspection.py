@@ -74,6 +74,9 @@ def reason_of(graph: Graph, node: Node) -> str:
     unknown = [name for name in (*node.reads, *filter(None, node.outputs)) if graph.types[name].shape is None]
     if unknown:
         return UNDESCRIBED.get((node.domain, node.op)) or _without_shape(graph, unknown[0])
+    empty = [name for name in (*node.outputs, *node.reads) if name and 0 in graph.types[name].known_shape]
+    if empty:
+        return f"'{empty[0]}' has no elements"
     if sum(map(bool, node.outputs)) > 1:
         return "several of its outputs are used"
     return (

@@ -63,3 +63,9 @@ def test_what_numpy_lacks_is_not_said_to_have_an_unknown_shape(tmp_path: Path) -
     onnx.save(model, path)
     lacking = "numpy has no array for 'q': it is a sequence, an optional or a map, or of 8-bit floats"
     assert _whole(path) == {"QuantizeLinear": lacking, "DequantizeLinear": lacking}
+
+
+def test_a_product_without_elements_is_whole_for_that(tmp_path: Path) -> None:
+    nodes = [helper.make_node("MatMul", ["x", "w"], ["y"])]
+    weights = {"w": np.zeros((2, 0), np.float32)}
+    assert _whole(write_model(tmp_path / "m.onnx", nodes, {"x": (4, 2)}, {"y": (4, 0)}, weights)) == {"MatMul": "'y' has no elements"}
