@@ -5,6 +5,7 @@ The task is pickled, for it comes from us. The reply is JSON, and checked: who s
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -113,9 +114,13 @@ class PlannerProcess:
 
     @classmethod
     def start(cls, command: Sequence[str], kind: str) -> PlannerProcess:
-        """Start one that makes plans or standbys."""
+        """Start one that makes plans or standbys.
+
+        Raises:
+            OSError: if the system does not start it, or has no room for its files.
+        """
+        scratch = _scratch()
         ours, its = Pipe()
-        scratch = tempfile.TemporaryDirectory(prefix=SCRATCH, ignore_cleanup_errors=True)
         known = {name: value for name, value in os.environ.items() if not name.startswith("BBGRAP_")}  # no token, above all
         told = {"TMPDIR": scratch.name, "OPENBLAS_NUM_THREADS": "1"}  # threads that are there early could not be confined
         with its:
@@ -167,6 +172,13 @@ class PlannerProcess:
         with suppress(BrokenPipeError):
             self.process.stdin.close()
         self.scratch.cleanup()
+
+
+def _scratch() -> tempfile.TemporaryDirectory[str]:
+    try:
+        return tempfile.TemporaryDirectory(prefix=SCRATCH, ignore_cleanup_errors=True)
+    except FileNotFoundError as error:  # all places were tried; it does not say why none takes a file
+        raise OSError(errno.ENOSPC, f"{error.strerror}; make room in one of them, or set TMPDIR to a folder that has some") from None
 
 
 def fault_of(error: Exception) -> Fault:

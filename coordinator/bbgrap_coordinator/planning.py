@@ -81,8 +81,14 @@ class PlanningQueue:
         return 0 if self._child is None else self._child.process.pid
 
     def start(self) -> None:
-        """Start the process, unless it is there; its imports go on while others do what they have to."""
-        self._renew()
+        """Start the process, unless it is there; its imports go on while others do what they have to.
+
+        Where that fails, as without room for its files, what is planned already can be served: the next job tries again.
+        """
+        try:
+            self._renew()
+        except OSError as error:
+            _log.warning("no process for %s could be started yet: %s", self._kind, error.strerror)
 
     def begin(self, models: ModelStore, folders: ArtifactFolders, answer: OnPlanned) -> None:
         """Do jobs from now on; `answer` is called from another thread."""

@@ -40,6 +40,7 @@ from bbgrap_coordinator.keyring import JOIN, LOCAL, KeyRing
 from bbgrap_coordinator.models import ModelStore
 from bbgrap_coordinator.no_keys import NoKeys
 from bbgrap_coordinator.planning import PlanningQueues
+from bbgrap_coordinator.reserve import Reserve
 from bbgrap_coordinator.server import Server
 from bbgrap_coordinator.state_database import StateDatabase
 from bbgrap_coordinator.storage import Storage
@@ -81,18 +82,21 @@ def serve(
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     with ExitStack() as stack:
         stack.callback(context.term)
-        state = StateDatabase(_private(directory))
+        state = StateDatabase(_private(directory), reserve := Reserve(directory))
         keys = NoKeys() if insecure else KeyRing(_private(directory / "keys") / "keys.json", locks_data=not plain)
         control = ControlServer(context, check_address(bind), keys.lock)
         stack.callback(control.close)
         folders = ArtifactFolders(directory / "plans")
         storage = Storage(state, folders, max_bytes=state_bytes // 2)
         stack.callback(storage.close)
+        stack.callback(reserve.hold)  # whatever ends this start, for the next one
         models = ModelStore(directory / "models", max_bytes=state_bytes // 2)
         stored = storage.read(models.stored())
-        plane = _data_plane(host_of(check_address(bind)), data_port, state.number("data_port"), advertise, keys.data_identity)
+        last_port = state.number("data_port")
+        plane = _data_plane(host_of(check_address(bind)), data_port, last_port, advertise, keys.data_identity)
         stack.callback(plane.close)
-        state.set_number("data_port", int(plane.address.rpartition(":")[2]))
+        if (port := int(plane.address.rpartition(":")[2])) != last_port:
+            state.set_number("data_port", port)
         settings = Settings(
             VERSION,
             plane.address,
@@ -129,6 +133,11 @@ def serve(
             draft = ready_file.with_suffix(".part")
             draft.write_text(control.address)
             draft.replace(ready_file)
+        if not reserve.hold():
+            _log.warning(
+                "state directory '%s': its disk is full: what is there serves; new models and tokens, and agents that start, wait for room",
+                directory,
+            )
         audit.write(Audit("started", {}, {"version": VERSION, "address": control.address, "incarnation": state.incarnation}))
         server.run()
         for last in machine.requests.counts.report(float("inf")):

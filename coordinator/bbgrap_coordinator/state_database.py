@@ -29,6 +29,7 @@ from bbgrap.control.saved_state import StoredPlan
 from bbgrap.errors import BbgrapError, UsageError
 from bbgrap.protocol.client_messages import ModelFile
 from bbgrap.protocol.schema import SchemaError, build, plain_form
+from bbgrap_coordinator.reserve import Reserve
 
 SCHEMA_VERSION = 1
 
@@ -68,13 +69,15 @@ class StateDatabase:
     Invariants: used by one thread at a time; `incarnation` is committed.
     """
 
-    def __init__(self, directory: Path) -> None:
-        """Open it, or make it; what cannot be read is renamed, with a warning.
+    def __init__(self, directory: Path, reserve: Reserve | None = None) -> None:
+        """Open it, or make it; what cannot be read is renamed, with a warning. A reserve is given up before, for room to write.
 
         Raises:
             UsageError: if another coordinator uses the directory, or it cannot be written.
         """
         self._lock = _locked(directory)
+        if reserve is not None:
+            reserve.give_up()
         try:
             self._database = _opened(directory / "state.db")
             self.incarnation = (self._last_incarnation() or secrets.randbelow(_FIRST_INCARNATIONS)) + 1

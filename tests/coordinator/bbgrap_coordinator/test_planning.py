@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
-from bbgrap_coordinator import models
+from bbgrap_coordinator import models, planner_process
 from bbgrap_coordinator.artifacts import ArtifactFolders
 from bbgrap_coordinator.models import ModelStore
 from bbgrap_coordinator.planner import _reply
@@ -395,3 +395,22 @@ def test_a_full_disk_of_the_coordinator_itself_is_a_reason_to_come_again(strange
     monkeypatch.undo()
     strange.plan(2, "some")
     assert strange.answer().reason == "no such trick: some"
+
+
+def test_without_room_for_temporary_files_they_are_started_for_the_next_job(tmp_path, monkeypatch, caplog):
+    """A coordinator on a full disk did not start: its planners' files had no place."""
+
+    def none(*args, **kwargs):
+        raise FileNotFoundError(errno.ENOENT, "No usable temporary directory found in ['/tmp']")
+
+    with monkeypatch.context() as full_disk:
+        full_disk.setattr(planner_process.tempfile, "TemporaryDirectory", none)
+        with PlanningQueues(STRANGE) as planners:
+            desk = Desk(planners, tmp_path)
+            assert "no process for standbys could be started yet: No usable temporary directory" in caplog.text
+            desk.plan(1, "some")
+            failed = desk.answer()
+            assert (failed.fault, "set TMPDIR to a folder" in failed.reason) == (Fault.BUSY, True)
+            full_disk.undo()
+            desk.plan(2, "some")
+            assert desk.answer().fault is Fault.MODEL

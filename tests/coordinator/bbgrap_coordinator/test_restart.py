@@ -1,21 +1,25 @@
 """Real coordinator processes, ended by SIGKILL and started again on the same state."""
 
+import os
 import re
+import signal
 import socket
 import subprocess
 import sys
 import threading
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import pairwise
 
 import numpy as np
 import psutil
 import pytest
+from bbgrap_coordinator.reserve import RESERVED_BYTES
 
 import bbgrap
 from bbgrap.zoo import materialize
 from tests.known_agents import known_cluster
+from tests.waiting import until
 
 pytestmark = pytest.mark.cluster
 
@@ -115,6 +119,35 @@ def test_it_starts_after_it_was_killed_at_any_time_of_its_start(tmp_path):
         with coordinator(tmp_path) as (_, _, incarnation):
             incarnations.append(incarnation)
     assert all(later > earlier for earlier, later in pairwise(incarnations))
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    if os.geteuid() != 0:
+        pytest.skip("a disk of its own needs root")
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", str(tmp_path)], check=True)
+    yield tmp_path
+    subprocess.run(["umount", "-l", str(tmp_path)], check=True)
+
+
+@pytest.mark.faults
+@pytest.mark.skipif(sys.platform != "linux", reason="mounts a disk")
+def test_it_starts_on_a_disk_that_others_have_filled_again_and_again(small_disk):
+    """It was refused: 'its database cannot be used: database or disk is full'. Nothing was answered until somebody made room."""
+    with coordinator(small_disk) as (_, port, first):
+        until(lambda: (small_disk / "reserve").exists() and (small_disk / "reserve").stat().st_size >= RESERVED_BYTES)
+    with (small_disk / "of others").open("wb", buffering=0) as others:
+        for number in (1, 2, 3):
+            for piece in (bytes(4096), b"."):
+                with suppress(OSError):
+                    while True:
+                        others.write(piece)
+            with coordinator(small_disk, "--ready-file", str(small_disk / "ready")) as (process, *found):
+                assert found == [port, first + number]
+                until((small_disk / "ready").exists)
+                process.send_signal(signal.SIGTERM)
+                assert process.wait(WAIT_S) == 0
+            (small_disk / "ready").unlink()
 
 
 @pytest.mark.faults
