@@ -299,7 +299,7 @@ class ArtifactFolders:
             OSError: if it cannot be made.
         """
         self.remove(job)
-        self.path(job).mkdir()
+        self.path(job).mkdir(parents=True)
         return self.path(job)
 
     def remove(self, job: int) -> None:

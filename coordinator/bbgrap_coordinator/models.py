@@ -141,6 +141,11 @@ class ModelStore:
         for other, idle in [(other, now - entry.heard) for other, entry in self._arriving.items()]:
             if idle > FORGOTTEN_S:
                 self._drop(other)
+        if not self.directory.is_dir():
+            _log.warning(
+                "'%s' was removed and is made anew; what else was kept there, a restart will lack: plans, tokens, keys", self.directory
+            )
+            self.directory.mkdir(parents=True)
         free = shutil.disk_usage(self.directory).free - MIN_FREE_BYTES
         if size > free:
             kept = f"beside {MIN_FREE_BYTES >> 20} MiB that stay free"

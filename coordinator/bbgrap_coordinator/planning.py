@@ -17,6 +17,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
@@ -74,6 +75,8 @@ class PlanningQueue:
         self._thread: threading.Thread | None = None
         self._child: PlannerProcess | None = None
         self._doomed = False
+        self._folders: tuple[int, ...] = ()
+        """What tells the folders that the child is confined to from others of their names."""
 
     @property
     def pid(self) -> int:
@@ -182,7 +185,8 @@ class PlanningQueue:
             state, top = (job.state, job.top) if isinstance(job, StartStandby) else ((), ())
 
             def ask() -> PlannerReply:
-                return self._reply(job, Task(path, files, folders.make(job.job), plan, state, top))
+                task = Task(path, files, folders.make(job.job), plan, state, top)
+                return self._reply(job, task, (models.directory, folders.directory))
 
             try:
                 reply = ask()
@@ -201,10 +205,14 @@ class PlanningQueue:
             raise PlanError(f"planner: expected at most {most} variants for {devices} devices, got {len(variants)}, or for others")
         return Planned(job.job, variants)
 
-    def _reply(self, job: PlanningJob, task: Task) -> PlannerReply:
+    def _reply(self, job: PlanningJob, task: Task, places: Sequence[Path]) -> PlannerReply:
+        found = tuple(place.stat().st_ino for place in places)
+        with self._lock:
+            if self._folders and found != self._folders and self._running is job:
+                self._kill()  # what was removed and made anew it may not open
         self._renew()
         with self._lock:
-            child = self._child
+            child, self._folders = self._child, found
             if self._running is not job or child is None:
                 return PlannerReply(Fault.PLAN.value, "planner: cancelled")
         return child.ask(task, self._limit(job))

@@ -3,6 +3,7 @@
 import errno
 import hashlib
 import os
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -41,6 +42,17 @@ def test_pieces_make_a_file(tmp_path):
     assert write(store, 4, b"456789") == ChunkWritten(b"client", 1, DIGEST, 10, complete=True)
     assert store.stored() == {DIGEST: 10}
     assert ModelStore(tmp_path).stored() == {DIGEST: 10}
+
+
+def test_a_folder_that_was_removed_is_made_anew(tmp_path, caplog):
+    folder = tmp_path / "state" / "models"
+    store = ModelStore(folder)
+    write(store, 0, b"0123")
+    shutil.rmtree(tmp_path / "state")
+    assert write(store, 4, b"456789").fault
+    assert write(store, 0, CONTENT).complete
+    assert store.stored() == {DIGEST: 10}
+    assert f"'{folder}' was removed" in caplog.text
 
 
 def test_another_content_is_refused(tmp_path):

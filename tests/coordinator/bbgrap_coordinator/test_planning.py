@@ -5,6 +5,7 @@ import hashlib
 import json
 import os
 import queue
+import shutil
 import signal
 import threading
 import time
@@ -279,6 +280,22 @@ def test_it_reads_models_in_confinement(desk):
     assert (status["NoNewPrivs"].strip(), status["Seccomp"].strip()) == ("1", "2")
     assert psutil.Process(pid).rlimit(psutil.RLIMIT_DATA)[1] == memory_bound()
     assert b"BBGRAP_" not in Path(f"/proc/{pid}/environ").read_bytes()
+
+
+def test_folders_that_were_removed_and_made_anew_are_where_it_works(desk):
+    """Somebody empties the state directory of a coordinator that runs: no new model was planned until it was started anew."""
+    desk.standby(1)
+    assert isinstance(desk.answer(), Planned)
+    for folder in (desk.models.directory, desk.folders.directory):
+        shutil.rmtree(folder)
+    desk.models.directory.mkdir()
+    desk.file = desk.keep(materialize("tiny").read_bytes())
+    desk.standby(2)
+    assert isinstance(desk.answer(), Planned)
+    pid = desk.planners.standbys.pid
+    desk.standby(3)
+    assert isinstance(desk.answer(), Planned)
+    assert desk.planners.standbys.pid == pid
 
 
 def test_what_is_late_is_ended(strange):
