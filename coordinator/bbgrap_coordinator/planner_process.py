@@ -7,16 +7,20 @@ from __future__ import annotations
 
 import errno
 import json
+import logging
 import os
 import signal
 import subprocess
 import tempfile
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
+
+import psutil
 
 from bbgrap.cluster.types import Cluster
 from bbgrap.errors import ExecutionError, PlanError, shortened
@@ -28,6 +32,9 @@ from bbgrap_coordinator.artifacts import NO_ROOM
 _END_S = 1.0
 """How long a process may go on after it has closed its pipe."""
 
+_LOOK_S = 1.0
+"""How often it is looked whether somebody has stopped a process that works; one that is stopped twice in a row is ended. Chosen."""
+
 FAULTS = frozenset({Fault.MODEL, Fault.INPUT, Fault.PLAN, Fault.PROGRAM, Fault.USAGE, Fault.CLUSTER_FILE, Fault.EXECUTION, Fault.BUSY})
 """What a planner may say; others would have clients bring the model again, or are none of its affair."""
 
@@ -38,6 +45,9 @@ MAX_TRACE = 4096
 """Letters of a traceback, which is cut in the middle."""
 MAX_REASON = 1200
 """Letters of a fault, likewise: names of a model are of any length."""
+
+
+_log = logging.getLogger("bbgrap.coordinator")
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,15 +145,8 @@ class PlannerProcess:
         Raises:
             PlannerKilledError: if somebody else has ended it.
         """
-        late = threading.Event()
-
-        def end() -> None:
-            late.set()
-            self.process.kill()
-
-        timer = threading.Timer(limit_s, end)
-        timer.daemon = True
-        timer.start()
+        late, done = threading.Event(), threading.Event()
+        threading.Thread(target=self._watch, args=(limit_s, late, done), name="planner's limit", daemon=True).start()
         try:
             self.channel.send(task)
             return PlannerReply.of(self.channel.recv_bytes(MAX_REPLY_BYTES))
@@ -162,7 +165,21 @@ class PlannerProcess:
                 raise PlannerKilledError(reason) from error
             return PlannerReply(Fault.EXECUTION.value, reason)
         finally:
-            timer.cancel()
+            done.set()
+
+    def _watch(self, limit_s: float, late: threading.Event, done: threading.Event) -> None:
+        """End the process where it takes longer than it may, and where somebody has stopped it: nothing says that it ever goes on."""
+        deadline, was_stopped = time.monotonic() + limit_s, False
+        while not done.wait(min(_LOOK_S, max(0.0, deadline - time.monotonic()))):
+            if time.monotonic() >= deadline:
+                late.set()
+                self.process.kill()
+                return
+            if (is_stopped := _is_stopped(self.process.pid)) and was_stopped:
+                _log.warning("planner: process %d was stopped, by SIGSTOP or the like, and is ended: its job waits", self.process.pid)
+                self.process.kill()
+                return
+            was_stopped = is_stopped
 
     def close(self) -> None:
         """Forget one that has ended, or is about to."""
@@ -172,6 +189,13 @@ class PlannerProcess:
         with suppress(BrokenPipeError):
             self.process.stdin.close()
         self.scratch.cleanup()
+
+
+def _is_stopped(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_STOPPED
+    except psutil.Error:
+        return False
 
 
 def _scratch() -> tempfile.TemporaryDirectory[str]:

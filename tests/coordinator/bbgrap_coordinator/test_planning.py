@@ -298,6 +298,18 @@ def test_folders_that_were_removed_and_made_anew_are_where_it_works(desk):
     assert desk.planners.standbys.pid == pid
 
 
+def test_one_that_somebody_has_stopped_is_ended_and_its_job_done_by_another(desk, caplog):
+    """A new model failed at its deadline, a minute later with a longer one."""
+    desk.standby(1)
+    assert isinstance(desk.answer(), Planned)
+    stopped = desk.planners.standbys.pid
+    os.kill(stopped, signal.SIGSTOP)
+    desk.standby(2)
+    assert isinstance(desk.answer(30), Planned)
+    assert desk.planners.standbys.pid != stopped
+    assert f"process {stopped} was stopped" in caplog.text
+
+
 def test_what_is_late_is_ended(strange):
     strange.plan(1001, "sleeps")
     failed = strange.answer()
