@@ -139,16 +139,11 @@ def _topped(graph: Graph, plan: PlanTask) -> Graph:
     return with_top(graph, dict(plan.options.top), blocks_for(len(plan.cluster.nodes))) if plan.options.top else graph
 
 
-def _in_clients_words(said: str, model: Path) -> str:
-    """Return what was said with a model's files under the names that its client knows, who has never heard of their folder."""
-    return said.replace(f"{model.parent}{os.sep}", "")
-
-
 def _reply(task: Task, maker: _Maker) -> PlannerReply:
     try:
         maker.make(task)
     except BbgrapError as error:
-        return PlannerReply(Fault.of(error).value, _in_clients_words(str(error), task.model))
+        return PlannerReply(Fault.of(error).value, _without_place(str(error), task.model))
     except OSError as error:
         return PlannerReply(fault_of(error).value, f"planner: the coordinator cannot keep what was planned: {error.strerror or error}")
     except MemoryError:
@@ -158,6 +153,11 @@ def _reply(task: Task, maker: _Maker) -> PlannerReply:
     except Exception as error:
         return PlannerReply(Fault.PLAN.value, f"planner: {type(error).__name__}: {error}", traceback.format_exc())
     return PlannerReply()
+
+
+def _without_place(text: str, model: Path) -> str:
+    """Return what is wrong with a model without where it lies just now, which says nothing to who brought it: it is said who reads it."""
+    return text.replace(f"'{model}'", f"'{model.name}' at the coordinator").replace(f"{model.parent}{os.sep}", "")
 
 
 if __name__ == "__main__":
