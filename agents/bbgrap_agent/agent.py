@@ -65,6 +65,7 @@ class Agent:
         self._nanny = Nanny(listener, settings, self._inbox.put, identity)
         self._machine: AgentMachine | None = None
         self._fault: str | None = None
+        self._dropped = ""
         self._settings = settings
         self._watch = watch
         self._inspecting: threading.Thread | None = None
@@ -116,7 +117,9 @@ class Agent:
                 if not isinstance(message, Enrolled):  # a late answer
                     self._handle(events.Received(message))
             except RemoteProtocolError as error:
-                _log.warning("dropped a message of the coordinator: %s", error)
+                if str(error) != self._dropped:  # one of another version says the like twice a second
+                    self._dropped = str(error)
+                    _log.warning("dropped a message of the coordinator, and says so of the like no more: %s", error)
 
     def _take(self, event: events.FromWorker | WorkerEnded | events.Stop | Inspected) -> None:
         match event:

@@ -2,6 +2,7 @@
 
 from types import SimpleNamespace
 
+import msgpack
 import pytest
 from bbgrap_agent.agent import Agent
 
@@ -33,3 +34,15 @@ def test_a_worker_that_says_what_it_must_not_say_now_is_ended_and_its_agent_goes
     assert worker.ended_because.startswith("it said what it must not say now: deployment on an agent, epoch ")
     agent._handle(ae.AgentTick())
     assert agent._machine.state == "joined"
+
+
+def test_a_coordinator_of_another_version_is_said_once(caplog):
+    """It answers every attempt to join, twice a second."""
+    of_other, frames = msgpack.packb([m.PROTOCOL_VERSION + 1, "Refused", ["", False]]), []
+    agent = Agent(SimpleNamespace(send=lambda frames: None, receive=lambda: frames.pop() if frames else None), None, None, None)
+    for _ in range(3):
+        frames.append([of_other])
+        agent._receive()
+    assert [record.message.partition(": ")[2] for record in caplog.records] == [
+        f"this side speaks protocol {m.PROTOCOL_VERSION}, the other {m.PROTOCOL_VERSION + 1}; install the same bbgrap on all machines"
+    ]
