@@ -39,6 +39,13 @@ await() { # try a condition every tenth of a second, at most so many times
 
 gone() { ! alive; }
 
+alone() { # nobody else starts or stops this process until `released`, or this shell's end; without `flock`, as on macOS, nobody waits
+    command exec 9>"$folder/$name.lock" || return 0 # on a full disk things can be stopped, too
+    if command -v flock >/dev/null; then flock 9; fi
+}
+
+released() { exec 9>&-; }
+
 asked() { printf '%s\n' "$bin" "$@" "$profile"; } # all that decides how the process runs, but the token
 
 is_ready() { [ -s "$folder/$name.ready" ] || gone; }
@@ -51,8 +58,12 @@ start() {
     if [ -f "$folder/$name.log" ] && [ "$(wc -c <"$folder/$name.log")" -gt 1048576 ]; then mv "$folder/$name.log" "$folder/$name.log.1"; fi
     if [ -n "$token" ]; then export BBGRAP_TOKEN="$token" && unset BBGRAP_TOKEN_FILE BBGRAP_INSECURE; fi
     # In a session of its own it outlives this connection.
-    "$(command -v setsid || command -v nohup)" "$@" </dev/null >>"$folder/$name.log" 2>&1 &
-    printf '%s %s\n' "$!" "$(began "$!")" >"$folder/$name.pid"
+    "$(command -v setsid || command -v nohup)" "$@" </dev/null >>"$folder/$name.log" 2>&1 9>&- &
+    if ! printf '%s %s\n' "$!" "$(began "$!")" >"$folder/$name.pid"; then # nobody would find it again
+        kill -KILL "$!"
+        rm -f "$folder/$name.pid"
+        fail "the folder '$folder' takes no file; is its disk full? Make room there"
+    fi
     asked "$@" >"$folder/$name.asked"
 }
 
@@ -88,18 +99,22 @@ main() {
     cd "$folder" || fail "the folder '$folder' cannot be entered"
     case $action in
     start)
+        alone
         if ! alive; then
             start "$@"
             say started 1
         fi
+        released
         if [ -n "$ready" ]; then await 600 is_ready; fi
         report "$@"
         ;;
     stop)
+        alone
         if alive; then
             stop
             say stopped 1
         fi
+        released
         ;;
     kill)
         alive || fail "it does not run"

@@ -4,6 +4,7 @@ import os
 import signal
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
@@ -44,6 +45,24 @@ def test_a_process_is_started_once_and_stopped(tell):
     assert tell("stop").values == {"stopped": "1"}
     assert gone(int(first["pid"]), 30.0)
     assert tell("status").values == tell("stop").values == {}
+
+
+def test_whoever_starts_it_at_once_it_is_started_once(tell):
+    """Of two, nobody knew the first any more: it ran until its machine was turned off."""
+    with ThreadPoolExecutor(8) as many:
+        values = [reply.values for reply in many.map(lambda _: tell("start"), range(8))]
+    assert len({told["pid"] for told in values}) == 1
+    assert sum("started" in told for told in values) == 1
+    with ThreadPoolExecutor(2) as many:
+        assert [reply.values for reply in many.map(tell, ("stop", "stop"))].count({"stopped": "1"}) == 1
+
+
+def test_what_could_not_be_found_again_is_not_started(tell, tmp_path):
+    """As on a full disk: it ran, and was neither shown nor stopped."""
+    (tmp_path / "bbgrap/lab/left.pid").mkdir(parents=True)
+    with pytest.raises(HostError, match=r"lab' takes no file; is its disk full\? Make room there"):
+        tell("start", ["sh", "-c", f"echo $$ >{tmp_path}/pid; exec sleep 600"])
+    until(lambda: not (tmp_path / "pid").exists() or gone(int((tmp_path / "pid").read_text()), 30.0))
 
 
 def test_a_process_that_ended_is_told_with_the_end_of_its_log_and_started_again(tell):
