@@ -30,6 +30,7 @@ from bbgrap.serving.http_bodies import accepted_encoding, json_length_of, parse_
 from bbgrap.serving.model import ServedModel
 from bbgrap.serving.refusals import Refusal, RefusedError, refusal_of
 from bbgrap.serving.request_head import END, MOST_BYTES, RequestHead, may_be_inference, plain_head
+from bbgrap.serving.request_places import RequestPlace
 
 IDLE_S = 75.0
 """How long a connection may wait for its next request, or for its client to take an answer. Chosen."""
@@ -153,8 +154,8 @@ class ConnectionThread:
             if head is None or model is None:
                 return read
             try:
-                with self._gateway.admitted():
-                    answer = self._answer(head, model, read[len(text) :])
+                with self._gateway.admitted() as admitted:
+                    answer = self._answer(head, model, read[len(text) :], admitted)
                     is_sent = self._gateway.begin_sending(sum(map(len, answer.parts)))
             except RefusedError:  # it was not let in, and nothing more was read
                 return read
@@ -198,13 +199,14 @@ class ConnectionThread:
             return None
         return model if self._gateway.runs_at_once(model) else None
 
-    def _answer(self, head: RequestHead, model: ServedModel, read: bytes) -> _Answer:
+    def _answer(self, head: RequestHead, model: ServedModel, read: bytes, place: RequestPlace) -> _Answer:
         """Return what a request gets, of whose body the first bytes may have been read."""
         try:
-            body = self._body(head.length, read)
+            body = self._body(head.length, read, place)
         except TimeoutError:
-            slow = _refusal(RefusedError(Refusal.SLOW_BODY, f"body: nothing of it came for {BODY_S:g} s"))
-            return replace(slow, headers={**slow.headers, "connection": "close"}, is_last=True)
+            return _slow(RefusedError(Refusal.SLOW_BODY, f"body: nothing of it came for {BODY_S:g} s"))
+        except RefusedError as error:
+            return _slow(error)
         try:
             parts, headers = self._infer(head, model, body)
         except Exception as error:  # whatever it is, its sender gets an answer
@@ -216,8 +218,12 @@ class ConnectionThread:
             self._memory = memoryview(b"")
         return _Answer(HTTPStatus.OK, parts, headers)
 
-    def _body(self, length: int, read: bytes) -> memoryview:
-        """Receive a body, of which the first bytes may have been read."""
+    def _body(self, length: int, read: bytes, place: RequestPlace) -> memoryview:
+        """Receive a body, of which the first bytes may have been read.
+
+        Raises:
+            RefusedError: if its place went to another request, as nothing came.
+        """
         if length > len(self._memory):
             # Not a bytearray, which is written to at once: memory is taken as the body comes.
             self._memory = np.empty(length, np.uint8).data
@@ -226,13 +232,21 @@ class ConnectionThread:
         body[:have] = read[:have]
         if have < length:
             self._socket.settimeout(BODY_S)
+            place.await_body(self._read_no_more)
             while have < length:
                 count = self._socket.recv_into(body[have:])
                 if not count:
+                    place.check()
                     raise _EndedError
                 have += count
+                place.has_part()
+            place.has_body()
             self._socket.settimeout(IDLE_S)
         return body.toreadonly()
+
+    def _read_no_more(self) -> None:
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RD)
 
     def _infer(self, head: RequestHead, model: ServedModel, body: memoryview) -> tuple[list[BodyBytes], dict[str, str]]:
         headers = head.by_name
@@ -255,6 +269,12 @@ class ConnectionThread:
                 sent -= len(rest.pop(0))
             if rest:
                 rest[0] = rest[0][sent:]
+
+
+def _slow(error: RefusedError) -> _Answer:
+    """Return the last answer of a connection: the rest of a body would be taken for another request."""
+    slow = _refusal(error)
+    return replace(slow, headers={**slow.headers, "connection": "close"}, is_last=True)
 
 
 def _refusal(error: RefusedError) -> _Answer:

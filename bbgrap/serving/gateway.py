@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -28,6 +27,7 @@ from bbgrap.serving.model import ServedModel
 from bbgrap.serving.open_sequences import SequenceTurn
 from bbgrap.serving.refusals import Refusal, RefusedError, malformed, refusal_of
 from bbgrap.serving.repository import Repository
+from bbgrap.serving.request_places import RequestPlace, RequestPlaces
 from bbgrap.serving.statistics import Durations
 from bbgrap.serving.tracing import Tracing
 from bbgrap.session import Connection
@@ -84,7 +84,7 @@ class Inference(Generic[R]):
 class Gateway:
     """A server's requests.
 
-    Invariants: `in_flight` counts those that were let in and have not ended, `unsent` the answers to them that are still sent, which have
+    Invariants: `_places` are of those that were let in and have not ended, `unsent` the answers to them that are still sent, which have
     `_unsent_bytes`, `_come` all of them. What is not asynchronous any thread may call.
     """
 
@@ -93,11 +93,11 @@ class Gateway:
         self.repository = repository
         self.limits = limits
         self.tracing = tracing or Tracing()
-        self.in_flight = 0
         self.unsent = 0
         self._unsent_bytes = 0
         self._come = 0
-        self._lock = threading.Lock()
+        self._places = RequestPlaces()
+        self._lock = self._places.lock
         self.is_loaded = False
         """Whether the models of the start have been looked at."""
         self.is_draining = False
@@ -170,9 +170,14 @@ class Gateway:
 
     # --- requests ---------------------------------------------------------------------------------------------------------------------
 
+    @property
+    def in_flight(self) -> int:
+        """How many requests were let in and have not ended."""
+        return len(self._places)
+
     @contextmanager
-    def admitted(self) -> Iterator[None]:
-        """Let a request in.
+    def admitted(self) -> Iterator[RequestPlace]:
+        """Let a request in; where all places are taken, in that of a client that has stopped in the middle of its body.
 
         Raises:
             RefusedError: if there are too many, or too many answers that nobody takes, the server stops, or there is no coordinator.
@@ -180,18 +185,18 @@ class Gateway:
         if self.is_draining or self._away:
             raise RefusedError(Refusal.UNAVAILABLE, "the server is stopping" if self.is_draining else self._away)
         with self._lock:
-            if self.in_flight >= self.limits.in_flight:
+            if self.in_flight >= self.limits.in_flight and not self._places.free_one():
                 raise RefusedError(Refusal.BUSY, f"{self.in_flight} requests are in flight, no more are taken (--max-in-flight)")
             if self._unsent_bytes > MOST_UNSENT_BYTES and self.unsent > 1:
                 kept = f"{self.unsent} answers of {self._unsent_bytes} bytes are not taken by their clients"
                 raise RefusedError(Refusal.BUSY, f"{kept}; no more requests are before some are")
-            self.in_flight += 1
+            place = self._places.take()
             self._come += 1
         try:
-            yield
+            yield place
         finally:
             with self._lock:
-                self.in_flight -= 1
+                self._places.give_back(place)
 
     def begin_sending(self, nbytes: int) -> Callable[[], None]:
         """Count an answer whose client has not taken all of it; return what is to be called when it has.

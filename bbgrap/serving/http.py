@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
 from inspect import isawaitable
@@ -36,6 +37,7 @@ from bbgrap.serving.http_bodies import (
 from bbgrap.serving.infer_request import InferRequest
 from bbgrap.serving.model import ServedModel
 from bbgrap.serving.refusals import Refusal, RefusedError, malformed, refusal_of
+from bbgrap.serving.request_places import RequestPlace
 
 EXTENSIONS = ("binary_tensor_data", "model_configuration", "model_repository", "sequence", "statistics")
 
@@ -143,8 +145,8 @@ class _Api:
         return await self._gateway.beside(lambda: self._repository.index(ready=bool(said.get("ready"))))
 
     async def load(self, request: Request) -> dict[str, Any]:
-        with self._gateway.admitted():
-            parameters = parse_json(await self._body(request)).get("parameters")
+        with self._gateway.admitted() as place:
+            parameters = parse_json(await self._body(request, place)).get("parameters")
             if parameters:
                 raise malformed("parameters: models are loaded as their files say, without a configuration or files of the request")
             await self._gateway.loading(partial(self._repository.load, request.path_params["model"]))
@@ -156,9 +158,9 @@ class _Api:
         return {}
 
     async def infer(self, request: Request) -> Response:
-        with self._gateway.admitted():
+        with self._gateway.admitted() as place:
             model = self.model(request)
-            body = await self._body(request)
+            body = await self._body(request, place)
             encoding = request.headers.get("content-encoding", "").strip().lower()
             header = request.headers.get(JSON_LENGTH, "").strip()
             if encoding:
@@ -177,7 +179,7 @@ class _Api:
         """Return the model that a path names."""
         return self._repository.get(request.path_params["model"], request.path_params.get("version", ""))
 
-    async def _body(self, request: Request) -> BodyBytes:
+    async def _body(self, request: Request, place: RequestPlace | None = None) -> BodyBytes:
         """Receive the body.
 
         Raises:
@@ -188,12 +190,16 @@ class _Api:
         if int(announced) > most:
             raise _too_large(most)
         parts: list[bytes] = []
-        size = 0
+        size, loop = 0, asyncio.get_running_loop()
+        place = place or RequestPlace(threading.Lock())  # not one of the gateway's, and so never lost
         try:
             async with asyncio.timeout(BODY_S) as limit:
+                place.await_body(lambda: loop.call_soon_threadsafe(limit.reschedule, 0.0))
                 while True:
                     message = await request.receive()
-                    limit.reschedule(asyncio.get_running_loop().time() + BODY_S)
+                    place.check()
+                    place.has_part()
+                    limit.reschedule(loop.time() + BODY_S)
                     if message["type"] == "http.disconnect":
                         raise malformed("body: the connection ended before it")
                     parts.append(message.get("body", b""))
@@ -201,8 +207,10 @@ class _Api:
                     if size > most:
                         raise _too_large(most)
                     if not message.get("more_body", False):
+                        place.has_body()
                         return b"".join(parts)
         except TimeoutError:
+            place.check()
             raise RefusedError(Refusal.SLOW_BODY, f"body: nothing of it came for {BODY_S:g} s") from None
 
 
