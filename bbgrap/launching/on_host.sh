@@ -50,8 +50,12 @@ asked() { printf '%s\n' "$bin" "$@" "$profile"; } # all that decides how the pro
 
 is_ready() { [ -s "$folder/$name.ready" ] || gone; }
 
+has() { # whether a command is there to be started; of another installation on the PATH nobody speaks who names a folder
+    if [ -n "$bin" ]; then [ -x "$bin/$1" ]; else command -v "$1" >/dev/null; fi
+}
+
 start() {
-    command -v "$1" >/dev/null || fail "there is no '$1' in ${bin:-its PATH}; install bbgrap there, or say with 'bin' where it is"
+    has "$1" || fail "there is no '$1' in ${bin:-its PATH}; install bbgrap there, or say with 'bin' where it is"
     if [ -n "$profile" ]; then printf '%s\n' "$profile" >"$folder/$name.profile.yaml"; fi
     rm -f "$folder/$name.ready"
     # A megabyte of log is enough to see what was; it is not what fills a disk.
@@ -123,7 +127,7 @@ main() {
         ;;
     status) report "$@" ;;
     check)
-        command -v "$1" >/dev/null || fail "there is no '$1' in ${bin:-its PATH}; install bbgrap there, or say with 'bin' where it is"
+        has "$1" || fail "there is no '$1' in ${bin:-its PATH}; install bbgrap there, or say with 'bin' where it is"
         say version "$(bbgrap --version 2>&1 | tail -n 1)"
         say cores "$(getconf _NPROCESSORS_ONLN 2>/dev/null)"
         report "$@"

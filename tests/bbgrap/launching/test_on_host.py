@@ -127,6 +127,8 @@ def test_who_does_not_end_is_killed(tell):
 def test_what_is_missing_is_told(tell):
     with pytest.raises(HostError, match="there is no 'bbgrap-nothing' in /nowhere; install bbgrap there"):
         tell("start", ["bbgrap-nothing"], Host("left", "", "/nowhere"))
+    with pytest.raises(HostError, match="there is no 'sh' in /nowhere; install bbgrap there"):  # there is one on the PATH
+        tell("start", host=Host("left", "", "/nowhere"))
     with pytest.raises(HostError, match="there is no log yet"):
         tell("logs")
 
