@@ -304,5 +304,11 @@ class InferenceSession(OrtSurface):
     def _written(self, model: bytes) -> Path:
         """Return a file with these bytes, which ends with the session."""
         path = folder_of(self, "bbgrap-model-") / "model.onnx"
-        path.write_bytes(model)
+        try:
+            path.write_bytes(model)
+        except OSError as error:
+            raise UsageError(
+                f"model: its {len(model)} bytes do not fit into '{path.parent}': {error.strerror}; set TMPDIR to a folder with room,"
+                " or give the path of a file"
+            ) from error
         return path

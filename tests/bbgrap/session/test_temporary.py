@@ -1,11 +1,14 @@
 """Temporary folders end with their owners."""
 
+import errno
 import os
 import tempfile
+from pathlib import Path
 
 import pytest
 
 from bbgrap.errors import UsageError
+from bbgrap.session import InferenceSession
 from bbgrap.session.temporary import folder_of
 
 
@@ -37,3 +40,12 @@ def test_without_a_place_for_temporary_files_it_is_said_what_to_set(monkeypatch)
     monkeypatch.setattr(tempfile, "tempdir", None)
     with pytest.raises(UsageError, match="set TMPDIR to a folder that can be written"):
         folder_of(Owner(), "bbgrap-test-")
+
+
+def test_a_model_that_has_no_room_is_told_with_where_and_what_to_do(monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    with pytest.raises(UsageError, match=r"model: its 7 bytes do not fit into '/.*': No space left on device; set TMPDIR to a folder"):
+        InferenceSession(b"a model")
