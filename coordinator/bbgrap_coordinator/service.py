@@ -135,7 +135,7 @@ def serve(
             draft.replace(ready_file)
         if not reserve.hold():
             _log.warning(
-                "state directory '%s': its disk is full: what is there serves; new models and tokens, and agents that start, wait for room",
+                "state directory '%s': its disk is full, or nearly: new models, tokens and agents wait for room; the rest serves",
                 directory,
             )
         audit.write(Audit("started", {}, {"version": VERSION, "address": control.address, "incarnation": state.incarnation}))

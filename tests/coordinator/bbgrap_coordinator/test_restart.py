@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -10,11 +11,12 @@ import threading
 import time
 from contextlib import contextmanager, suppress
 from itertools import pairwise
+from types import SimpleNamespace
 
 import numpy as np
 import psutil
 import pytest
-from bbgrap_coordinator.reserve import RESERVED_BYTES
+from bbgrap_coordinator.reserve import RESERVED_BYTES, Reserve
 
 import bbgrap
 from bbgrap.zoo import materialize
@@ -125,7 +127,7 @@ def test_it_starts_after_it_was_killed_at_any_time_of_its_start(tmp_path):
 def small_disk(tmp_path):
     if os.geteuid() != 0:
         pytest.skip("a disk of its own needs root")
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", str(tmp_path)], check=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", str(tmp_path)], check=True)
     yield tmp_path
     subprocess.run(["umount", "-l", str(tmp_path)], check=True)
 
@@ -148,6 +150,21 @@ def test_it_starts_on_a_disk_that_others_have_filled_again_and_again(small_disk)
                 process.send_signal(signal.SIGTERM)
                 assert process.wait(WAIT_S) == 0
             (small_disk / "ready").unlink()
+
+
+def test_of_a_disk_with_little_room_no_more_is_held_than_before(tmp_path, monkeypatch):
+    reserve = Reserve(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=RESERVED_BYTES))
+    assert not reserve.hold()
+    assert (tmp_path / "reserve").stat().st_size == 0
+    (tmp_path / "reserve").write_bytes(bytes(8192))
+    reserve.give_up()
+    assert not (tmp_path / "reserve").exists()
+    assert not reserve.hold()
+    assert (tmp_path / "reserve").stat().st_size == 8192
+    monkeypatch.undo()
+    assert reserve.hold()
+    assert (tmp_path / "reserve").stat().st_size == RESERVED_BYTES
 
 
 @pytest.mark.faults
