@@ -182,7 +182,7 @@ class Blame:
     def _quarantine(
         self, plan: ServedPlan, variant: Variant, request: Request | None, deaths: Sequence[Death], now: float
     ) -> list[CoordinatorInstruction]:
-        what = "this model, whole," if plan.is_standby else f"the plan '{variant.name}'"
+        what = "this model, whole," if plan.is_standby else f"the plan ({variant.name})"
         why = f"{what} has ended the workers of agents and is not run again: {_said(deaths)}"
         seconds = float("inf")
         if plan.is_proven or all(death.ended_by is EndedBy.MEMORY for death in deaths):

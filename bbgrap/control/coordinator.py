@@ -294,7 +294,8 @@ class CoordinatorMachine:
         others = [name for name in (*variant.parts, COORDINATOR) if name != member.name]
         if not member.was_ended_loading(variant.epoch) and any(self.links.is_suspect(member.name, other) for other in others):
             # It cannot connect: what is known soon of its links decides where to load instead.
-            return [Log(f"'{variant.name}' (epoch {variant.epoch}) is given up: {reason}"), *self.recovery.drop(variant)]
+            text = f"{variant.plan.called}: {variant.name} is given up: {reason}"
+            return [Log(text, node=member.name, model=variant.plan.model, epoch=variant.epoch), *self.recovery.drop(variant)]
         return self.recovery.lose_variant(variant, member.name, reason, now)
 
     def _on_worker_lost(self, member: Member, message: WorkerLost, now: float) -> list[CoordinatorInstruction]:

@@ -79,11 +79,11 @@ def make_room(loading: Loading, coming: Mapping[str, Incoming], newcomer: Served
             return None
         going |= {variant.epoch: variant for variant in room.going}
     names = " and ".join(f"'{name}'" for name in coming)
-    return [
-        instruction
-        for v in going.values()
-        for instruction in (Log(f"'{v.name}' (epoch {v.epoch}) released, to make room on {names}"), *loading.lose(v))
-    ]
+    done: list[CoordinatorInstruction] = []
+    for variant in going.values():
+        text = f"{variant.plan.called}: {variant.name} is released, to make room on {names}"
+        done += [Log(text, model=variant.plan.model, epoch=variant.epoch), *loading.lose(variant)]
+    return done
 
 
 class _Leaving:

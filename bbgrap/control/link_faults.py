@@ -79,7 +79,7 @@ class LinkFaults:
         if variant.stalls >= MAX_STALLS and variant.is_ready:
             # Whatever is wrong with it on its agents, another epoch does not have it.
             done += self._recovery.take_back(variant)[1]
-            text = f"'{variant.name}' of {variant.plan.called} answers nothing any more: it is loaded anew"
+            text = f"{variant.plan.called}: {variant.name} answers nothing any more: it is loaded anew"
             told = Log(text, event="stalled", model=variant.plan.model, epoch=variant.epoch)
             return [*done, told, *self._loading.renew(variant, now)]
         text = f"request {number} of {variant.plan.called} has stalled on {', '.join(variant.parts)}; it runs again elsewhere"

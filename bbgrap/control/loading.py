@@ -193,7 +193,7 @@ class Loading:
             *kept,
             HostDeploy(variant.epoch, artifacts.host, variant.peers, artifacts.further, artifacts.reading),
             Log(
-                f"'{variant.name}' of {variant.plan.called} is ready on {names or 'no agent'}",
+                f"{variant.plan.called}: {variant.name} is ready on {names or 'no agent'}",
                 event="loaded",
                 model=variant.plan.model,
                 epoch=variant.epoch,

@@ -60,7 +60,7 @@ class RequestRecovery:
     def lose_variant(self, variant: Variant, node: str, reason: str, now: float) -> list[CoordinatorInstruction]:
         """Go on without a variant that a node cannot load; if its plan misses it, there is none for its world for a while."""
         plan = variant.plan
-        text = f"'{variant.name}' of {plan.called} is given up: {reason}"
+        text = f"{plan.called}: {variant.name} is given up: {reason}"
         told = Log(text, event="given up", node=node, model=plan.model, epoch=variant.epoch)
         done: list[CoordinatorInstruction] = [told, *self.drop(variant)]
         left = [other for other in plan.variants if other.job == variant.job]

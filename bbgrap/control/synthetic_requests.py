@@ -169,7 +169,7 @@ class SyntheticRequests:
             variant.is_untimed = not variant.takes_requests and (variant.is_untimed or variant.job == plan.latest)
         if isinstance(plan.policy, LeastFinishTime):
             plan.policy.expect({variant.epoch: variant.planned.predicted_s for variant in ready})
-            text = f"{', '.join(repr(variant.name) for variant in ready)} of {plan.called} serve"
+            text = f"{plan.called}: {', '.join(variant.name for variant in ready)} serve"
             return [*self._serve(plan), Log(text, event="serves", model=plan.model, epoch=plan.number)]
         chooses = plan.options is not None and plan.options.planner == AUTO
         # Of two that are as fast, the one over fewer agents: what the others do besides does not delay it.
@@ -177,7 +177,7 @@ class SyntheticRequests:
         if len(contenders) == 1:
             plan.policy.serve(contenders[0].epoch)
             only = contenders[0]
-            text = f"'{only.name}' of {plan.called} serves"
+            text = f"{plan.called}: {only.name} serves"
             return [*self._serve(plan), Log(text, event="serves", model=plan.model, epoch=only.epoch)]
         inputs = synthetic_inputs(newest[0].planned.artifacts.host)
         if inputs is None:

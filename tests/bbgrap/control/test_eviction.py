@@ -8,6 +8,7 @@ import pytest
 from bbgrap.cluster import NodeProfile
 from bbgrap.compiler.artifacts import WeightRef
 from bbgrap.control import coordinator_events as ce
+from bbgrap.control.coordinator_instructions import Log
 from bbgrap.control.eviction import MAX_LOADED
 from bbgrap.control.planning import standby_key
 from bbgrap.control.plans import IN_USE_S
@@ -208,3 +209,22 @@ def test_what_has_made_room_is_not_loaded_again_after_a_restart():
     wire.restart_coordinator()
     wire.wait(10.0)
     assert standbys_of(wire) == loaded
+
+
+def test_the_line_of_what_makes_room_names_its_model_and_epoch():
+    wire = wire_with_memory(2 * WEIGHT_BYTES, names=("a",))
+    lines, carry = [], wire.carry_coordinator
+
+    def seen(instruction):
+        if isinstance(instruction, Log):
+            lines.append(instruction)
+        carry(instruction)
+
+    wire.carry_coordinator = seen
+    for top in (1, 2, 3):
+        use(wire, top)
+        wire.wait(2 * IN_USE_S)
+    (first, *_) = [line for line in lines if "to make room" in line.text]
+    assert first.text == f"model 'm' ({MODEL[:8]}): widest is released, to make room on 'a'"
+    assert first.model == MODEL
+    assert first.epoch
