@@ -22,7 +22,7 @@ from bbgrap.doctor.local_checks import is_loopback
 from bbgrap.doctor.local_facts import look_up
 from bbgrap.errors import BbgrapError, UsageError
 from bbgrap.own_process import stop_signals
-from bbgrap.protocol.addresses import ALL_ADDRESSES, host_of
+from bbgrap.protocol.addresses import ALL_ADDRESSES, host_of, split_address
 from bbgrap.protocol.version import VERSION
 from bbgrap.transport.control_server import ControlServer
 from bbgrap.transport.control_sockets import check_address
@@ -218,9 +218,17 @@ def _note(address: str, token_file: Path) -> Callable[[], None]:
 
 def _say_how_to_join(address: str, advertise: str, keys: KeyRing) -> None:
     """Print what other machines need; a token only at the first start, and only to somebody who looks."""
-    reached = f"tcp://{advertise}:{address.rpartition(':')[2]}" if advertise else address
+    host, port = split_address(address)
+    if not advertise and (is_loopback(host) or host == "localhost"):
+        _log.info("no other machine reaches %s; for agents elsewhere, give --bind tcp://HOST:%s, an address of this one", address, port)
+        return
+    # What stands for all addresses of this machine is another machine's own.
+    named, where = advertise or host, "on other machines"
+    if named in ALL_ADDRESSES:
+        named, where = "HOST", "on other machines, HOST being an address of this one"
+    reached = f"tcp://{named}:{port}"
     file = keys.token_file(JOIN)
     if keys.is_new and sys.stdout.isatty():
-        print(f"on other machines:  BBGRAP_TOKEN={file.read_text()} bbgrap-agent --join {reached}", flush=True)  # noqa: T201 - what a user pastes
+        print(f"{where}:  BBGRAP_TOKEN={file.read_text()} bbgrap-agent --join {reached}", flush=True)  # noqa: T201 - what a user pastes
     elif file.exists():
-        _log.info("on other machines: bbgrap-agent --join %s --token-file FILE, a copy of %s", reached, file)
+        _log.info("%s: bbgrap-agent --join %s --token-file FILE, a copy of %s", where, reached, file)

@@ -78,7 +78,8 @@ def test_whichever_thread_cannot_be_started_that_is_said_in_a_line(tmp_path):
 
 def test_it_serves_without_standard_streams(tmp_path):
     """As it is started by what makes daemons."""
-    command = [sys.executable, "-m", "bbgrap_coordinator.main", "--state-dir", str(tmp_path), "--bind", "127.0.0.1:0"]
+    where = ["--state-dir", str(tmp_path), "--bind", "127.0.0.1:0", "--advertise", "head"]
+    command = [sys.executable, "-m", "bbgrap_coordinator.main", *where]
     with subprocess.Popen(
         ["bash", "-c", f"exec {shlex.join(command)} >&- <&-"], stderr=subprocess.PIPE, text=True, env=ENVIRONMENT
     ) as process:
