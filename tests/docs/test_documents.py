@@ -1,7 +1,9 @@
 """Documents are short, their links lead somewhere, and what they name exists."""
 
 import re
+import tomllib
 from functools import cache
+from itertools import pairwise
 
 import pytest
 
@@ -74,6 +76,17 @@ def test_a_document_tells_no_time_of_day(document):
 def test_files_that_a_document_names_exist(document):
     for name in re.findall(r"`((?:[\w-]+/)+(?:[\w-]+[.](?:py|md|yaml|toml))?)`", document.prose):
         assert any((ROOT / folder / name).exists() for folder in ("", "bbgrap", "docs")), name
+
+
+def test_the_list_of_folders_is_in_the_order_of_the_layers():
+    """Where it was not, what it says of imports was wrong."""
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    (layers,) = (contract["layers"] for contract in contracts if contract["type"] == "layers")
+    height = {name: -place for place, layer in enumerate(layers) for name in re.findall(r"\bbbgrap\.(\w+)", layer)}
+    listed = re.findall(r"^  ((?:\w+(?:/|\.py) *)+)", DOCUMENTS["docs/architecture.md"].text, re.MULTILINE)
+    lines = [[height[name] for name in re.findall(r"\w+(?=/|\.py)", line)] for line in listed]
+    assert sum(map(len, lines)) > 30
+    assert all(max(lower) <= min(upper) for lower, upper in pairwise(lines))
 
 
 @each_decision
