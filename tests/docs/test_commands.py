@@ -45,6 +45,7 @@ NOT_RUN = {
     "cp bbgrap-coordinator.service bbgrap-agent@.service /etc/systemd/system/": "tests/deploy has systemd judge the units",
     "systemctl daemon-reload": "it needs systemd as the machine's first process",
     "systemctl enable --now bbgrap-coordinator": "the same",
+    "install -m 600 /var/lib/bbgrap/coordinator/keys/join.token /etc/bbgrap/join.token": "it needs what the units keep",
     "systemctl enable --now bbgrap-agent@left": "the same",
     "docker build --file deploy/docker/Dockerfile --tag bbgrap .": "tests/deploy builds the image",
     "MODELS=~/models docker compose --file deploy/docker/compose.yaml up": "it needs an engine",
