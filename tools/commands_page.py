@@ -41,6 +41,7 @@ Written by `tools/commands_page.py` from the commands themselves; do not edit.
 | `BBGRAP_COMPILE` | 0: agents run the portable segments, as with `--no-compile` |
 | `BBGRAP_LOG_FORMAT` | `json` or `text`, where `--log-format` is not given |
 | `XDG_CACHE_HOME` | folder of zoo models, of agents' weights and of the coordinator's models; default `~/.cache` |
+| `XDG_CONFIG_HOME` | folder of `bbgrap.toml` and of agents' keys; default `~/.config` |
 | `ORT_DISABLE_TELEMETRY` | 0: onnxruntime may report to its makers; off otherwise |
 
 """
