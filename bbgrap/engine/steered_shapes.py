@@ -1,13 +1,14 @@
-"""Shapes of what is expanded to sizes that are made of shapes alone (`told_numbers`), though nobody infers them.
+"""Shapes that follow from lists which are made of shapes alone (`told_numbers`), though nobody infers them.
 
     Shape, Gather, Add, Concat ── sizes ──► Equal to -1, Where ──► Expand
+    Shape, Gather, Neg, Max    ── first ──────────────────────────► Slice
 
-PyTorch's exporter writes the above for each of its `expand`.
+PyTorch's exporter writes the first for each of its `expand`, the second for tables of places that are cut to all words.
 """
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Callable, Container, Mapping
 
 import numpy as np
 
@@ -16,17 +17,48 @@ from bbgrap.graph.types import Graph, TensorType
 
 
 def steered_shapes(graph: Graph, declared: Container[str] = ()) -> dict[str, TensorType]:
-    """Return the types of what is expanded to sizes that can be computed now; of what nobody knows a shape, and none was `declared` of."""
+    """Return the types of what is expanded, repeated or sliced by lists that can be computed now.
+
+    Of what nobody knows a shape, and none was `declared` of.
+    """
     found: dict[str, TensorType] = {}
     for node in graph.nodes:
-        if node.op != "Expand" or node.domain or node.first_output in declared or graph.types[node.first_output].shape is not None:
+        if node.domain or node.op not in _STEERED or node.first_output in declared or graph.types[node.first_output].shape is not None:
             continue
-        before, sizes = graph.types[node.inputs[0]].shape, told_numbers(graph, node.inputs[1])
-        if before is None or sizes is None:
+        before = graph.types[node.inputs[0]]
+        lists = [told_numbers(graph, name) if name else None for name in node.inputs[1:]]
+        if before.shape is None or any(name and array is None for name, array in zip(node.inputs[1:], lists, strict=True)):
             continue
         try:
-            shape = np.broadcast_shapes(before, tuple(sizes.reshape(-1).tolist()))
-        except ValueError:  # the run will say so
+            shape = _STEERED[node.op](before.shape, *(None if array is None else array.reshape(-1).tolist() for array in lists))
+        except (IndexError, TypeError, ValueError):  # the run will say so
             continue
-        found[node.first_output] = TensorType(graph.types[node.inputs[0]].dtype, shape)
+        found[node.first_output] = TensorType(before.dtype, shape)
     return found
+
+
+def _expanded(before: tuple[int, ...], sizes: list[int]) -> tuple[int, ...]:
+    return np.broadcast_shapes(before, tuple(sizes))
+
+
+def _tiled(before: tuple[int, ...], counts: list[int]) -> tuple[int, ...]:
+    return tuple(size * count for size, count in zip(before, counts, strict=True))
+
+
+def _sliced(
+    before: tuple[int, ...], starts: list[int], ends: list[int], axes: list[int] | None = None, steps: list[int] | None = None
+) -> tuple[int, ...]:
+    sizes = list(before)
+    for place, (start, end) in enumerate(zip(starts, ends, strict=True)):
+        axis = place if axes is None else axes[place]
+        step = 1 if steps is None else steps[place]
+        extent = before[axis]
+        lowest, highest = (0, extent) if step > 0 else (-1, extent - 1)
+        first = min(max(start + extent if start < 0 else start, 0), highest)
+        last = min(max(end + extent if end < 0 else end, lowest), highest)
+        sizes[axis] = len(range(first, last, step))
+    return tuple(sizes)
+
+
+_STEERED: Mapping[str, Callable[..., tuple[int, ...]]] = {"Expand": _expanded, "Slice": _sliced, "Tile": _tiled}
+"""What an operator makes of a shape, by the lists that are its further operands."""

@@ -10,7 +10,18 @@ from numpy.typing import NDArray
 from bbgrap.graph.types import Attribute, DType
 from bbgrap.shapemap import ShapeMap
 from bbgrap.tdl.language import ALL, Constant, Description, Index, IndexExpression, Opaque, ScalarCall, Subscript, Sum, operand
-from bbgrap.tdl.operators.common import Reads, cropped, described_concat, first_read, integers, output_indices, spatial_interval
+from bbgrap.tdl.operators.common import (
+    Reads,
+    but,
+    cropped,
+    described_concat,
+    first_read,
+    integers,
+    output_indices,
+    spatial_interval,
+    wholes,
+    with_whole_axes,
+)
 from bbgrap.tdl.rule import ConstantOperand, Input, LocalNode, OperatorRule, Result, Site, register, same_node
 
 
@@ -46,11 +57,10 @@ def slice_bounds(site: Site) -> tuple[tuple[int, int], ...] | None:
 
 
 def describe_slice(site: Site) -> Description | None:
-    """out[i...] = x[start + step * i...]; an axis whose size moves is read whole."""
-    found = slice_bounds(site)
+    """out[i...] = x[start + step * i...]; an axis whose size moves, or whose bounds the run tells, is read whole."""
+    found, out = slice_bounds(site), output_indices(site)
     if found is None:
-        return None
-    out = output_indices(site)
+        return _described_as_told(site, out)
     moving = _sliced(site) & site.moving[0]
     if moving and moving != _sliced(site):
         return None  # bounds of both kinds of axes
@@ -59,6 +69,15 @@ def describe_slice(site: Site) -> Description | None:
     return Description(
         out, Opaque("slice", (read,), tuple(out[axis] for axis in sorted(moving))) if moving else ScalarCall("copy", (read,))
     )
+
+
+def _described_as_told(site: Site, out: tuple[Index, ...]) -> Description | None:
+    """Describe a Slice by bounds that are no constants: what it slices stays whole, the others line up."""
+    if site.has(3) and site.constant(3) is None:
+        return None
+    axes = _sliced(site)
+    bounds = (number for number in (1, 2, 4) if site.constant(number) is None)
+    return with_whole_axes("slice", out, [operand(0)[but(out, axes)], *wholes(site, bounds)], axes)
 
 
 def _sliced(site: Site) -> frozenset[int]:
@@ -70,9 +89,8 @@ def _sliced(site: Site) -> frozenset[int]:
 def localize_slice(site: Site, region: ShapeMap, reads: Reads) -> tuple[LocalNode, ...]:
     """Where every step is 1 the piece read is the piece wanted; else slice the hull that was read, with local bounds."""
     found, read = slice_bounds(site), first_read(reads)
-    assert found is not None, "described, so its parameters are constant"
-    if _sliced(site) & site.moving[0]:
-        return same_node(site, region, reads)  # its bounds may count from an end that moves
+    if found is None or _sliced(site) & site.moving[0]:
+        return same_node(site, region, reads)  # its bounds are told, or may count from an end that moves
     stepped = [axis for axis, (_, step) in enumerate(found) if step != 1]
     if not stepped:
         return (LocalNode("Identity", (Input(0),)),)

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from onnx import helper
 
 from bbgrap.engine.reload import ReloadedModel
+from bbgrap.engine.sessions import make_session
 from bbgrap.engine.steered_shapes import steered_shapes
 from bbgrap.graph.types import DType, Graph, Node, TensorType
 from bbgrap.graph.weights import make_weight
@@ -57,6 +58,38 @@ def test_a_shape_is_that_of_the_run(wanted, before):
         assert not found
     else:
         assert found == {"z": TensorType(DType.FLOAT, shape)}
+
+
+def told(op, before, lists):
+    """An operator of one value and of lists, each of which a shape tells: of a value that is as long along each axis."""
+    values = {f"list{k}": numbers for k, numbers in enumerate(lists)}
+    nodes, types, weights = [], {"x": TensorType(DType.FLOAT, before), "z": TensorType(DType.FLOAT, None)}, {}
+    for name, numbers in values.items():
+        weights[f"sign of {name}"] = make_weight(f"sign of {name}", np.sign(np.array(numbers, np.int64)))
+        types |= {f"as long as {name}": TensorType(DType.FLOAT, tuple(abs(number) for number in numbers))}
+        types |= dict.fromkeys((f"sizes of {name}", name), TensorType(DType.INT64, (len(numbers),)))
+        nodes.append(Node(f"shape of {name}", "Shape", (f"as long as {name}",), (f"sizes of {name}",)))
+        nodes.append(Node(name, "Mul", (f"sizes of {name}", f"sign of {name}"), (name,)))
+    nodes.append(Node("z", op, ("x", *values), ("z",)))
+    inputs = ("x", *(f"as long as {name}" for name in values))
+    types |= {name: weight.type for name, weight in weights.items()}
+    return Graph("g", tuple(nodes), inputs, ("z",), weights, types, {"": 17}, 8)
+
+
+@given(st.data())
+def test_what_is_sliced_or_repeated_has_the_shape_of_the_run(data):
+    before = tuple(data.draw(st.lists(st.integers(1, 4), min_size=1, max_size=3)))
+    axes = data.draw(st.permutations(range(len(before))))[: data.draw(st.integers(1, len(before)))]
+    bounds = st.lists(st.integers(-6, 6), min_size=len(axes), max_size=len(axes))
+    steps = data.draw(st.lists(st.sampled_from([-2, -1, 1, 2]), min_size=len(axes), max_size=len(axes)))
+    sliced = (data.draw(bounds), data.draw(bounds), list(axes), steps)
+    counts = (data.draw(st.lists(st.integers(0, 3), min_size=len(before), max_size=len(before))),)
+    for op, lists in (("Slice", sliced), ("Tile", counts)):
+        made = helper.make_node(op, ["x", *(f"list{k}" for k in range(len(lists)))], ["z"])
+        constants = {f"list{k}": np.array(numbers, np.int64) for k, numbers in enumerate(lists)}
+        model = model_of([made], {"x": before}, {"z": [None] * len(before)}, constants)
+        (run,) = make_session(model.SerializeToString(), threads=1, optimize=False).run(None, {"x": np.zeros(before, np.float32)})
+        assert steered_shapes(told(op, before, lists)) == {"z": TensorType(DType.FLOAT, run.shape)}
 
 
 def test_sizes_of_what_has_no_known_shape_are_not_told():

@@ -1,6 +1,7 @@
 """Random calls of reductions, products, and operators that only move or rename."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -113,6 +114,16 @@ def slices(draw: Draw) -> Case:
     if stepped or draw(st.booleans()):
         operands = (*operands, int64(*steps))
     return Case("Slice", operands, {}, frozenset(range(1, 5)), several_ranges=frozenset(range(len(shape))) - stepped)
+
+
+@st.composite
+def told_slices(draw: Draw) -> Case:
+    """Slice by bounds that are no constants: some axes, which stay whole."""
+    case = draw(slices().filter(lambda case: len(case.operands[3]) < case.operands[0].ndim))
+    told = draw(st.sets(st.integers(1, 2), min_size=1))
+    sliced = frozenset(int(axis) % case.operands[0].ndim for axis in case.operands[3])
+    kept = frozenset(range(case.operands[0].ndim)) - sliced
+    return replace(case, parameters=case.parameters - told, several_ranges=kept, loose=None)
 
 
 def _slice_bounds(draw: Draw, extent: int, step: int) -> tuple[int, int]:
@@ -304,7 +315,7 @@ OTHERS: dict[str, Callable[[], st.SearchStrategy[Case]]] = {
     "Reshape": reshape,
     "Resize": resize,
     "Shape": shape_of,
-    "Slice": slices,
+    "Slice": lambda: slices() | told_slices(),
     "Squeeze": squeeze,
     "Transpose": transpose,
     "Unsqueeze": unsqueeze,

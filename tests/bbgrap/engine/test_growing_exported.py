@@ -1,0 +1,98 @@
+"""Decoders as PyTorch's exporters write them: sizes are asked of shapes, wherever a layer wants them, and all that is left divided."""
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from bbgrap.planners.options import PlanOptions
+from tests.bbgrap.engine.test_growing_state import PAIRS, check_words, prepared
+from tests.sequence_models import HEADS, SIZE, Alone, decoder
+
+LONGEST = 100
+
+
+def with_nodes(before, replaced, nodes, constants):
+    """The decoder with nodes before the first of an operator, which reads what they make in place of something."""
+    model = onnx.load_from_string(decoder())
+    model.graph.initializer.extend(numpy_helper.from_array(np.asarray(value), name) for name, value in constants.items())
+    place = [node.op_type for node in model.graph.node].index(before)
+    old, new = replaced
+    for node in model.graph.node[place:]:
+        node.input[:] = [new if name == old else name for name in node.input]
+    made = [*model.graph.node[:place], *(helper.make_node(*node[:3], **(node[3] if node[3:] else {})) for node in nodes)]
+    rest = list(model.graph.node[place:])
+    del model.graph.node[:]
+    model.graph.node.extend([*made, *rest])
+    return model.SerializeToString()
+
+
+def rotated():
+    """Halves of the heads of keys change places, one with its sign; where they part is half of a size that a shape tells."""
+    nodes = [
+        ("Shape", ["k.heads"], ["sizes"]),
+        ("Gather", ["sizes", "order"], ["sizes in order"]),
+        ("Gather", ["sizes in order", "third"], ["elements"]),
+        ("Div", ["elements", "two"], ["half"]),
+        ("Slice", ["k.heads", "zero", "half", "last"], ["left"]),
+        ("Slice", ["k.heads", "half", "end", "last"], ["right"]),
+        ("Neg", ["right"], ["less"]),
+        ("Concat", ["less", "left"], ["turned"], {"axis": -1}),
+        ("Add", ["k.heads", "turned"], ["placed"]),
+    ]
+    constants = {"order": [0, 2, 1, 3], "third": [3], "two": [2], "zero": [0], "last": [3], "end": [np.iinfo(np.int64).max]}
+    return with_nodes("Concat", ("k.heads", "placed"), nodes, constants)
+
+
+def of_a_window():
+    """Attention of each request to its own words and two before, of which keys and values are taken from the end."""
+    nodes = [
+        ("Shape", ["input_ids"], ["asked"]),
+        ("Gather", ["asked", "second"], ["words of it"]),
+        ("Add", ["words of it", "two"], ["window"]),
+        ("Neg", ["window"], ["from the end"]),
+        ("Slice", ["present.0.key", "from the end", "end", "third"], ["last keys"]),
+        ("Slice", ["present.0.value", "from the end", "end", "third"], ["last values"]),
+    ]
+    constants = {"second": [1], "two": [2], "third": [2], "end": [np.iinfo(np.int64).max]}
+    model = onnx.load_from_string(with_nodes("MatMul", ("", ""), nodes, constants))
+    for node in model.graph.node:
+        if node.op_type in {"Transpose", "MatMul"}:
+            node.input[:] = [{"present.0.key": "last keys", "present.0.value": "last values"}.get(name, name) for name in node.input]
+    return model.SerializeToString()
+
+
+def with_table_of_places():
+    """Scores less for words far away, of a table that ends with the last word: as many of its places as there are words are taken."""
+    table = -0.1 * np.arange(LONGEST, 0, -1, np.float32) * np.arange(1, HEADS + 1, dtype=np.float32).reshape(1, -1, 1, 1)
+    nodes = [
+        ("Shape", ["present.0.key"], ["cached"]),
+        ("Gather", ["cached", "third"], ["lengths"]),
+        ("Neg", ["lengths"], ["from the end"]),
+        ("Slice", ["table", "from the end", "end", "last"], ["biases"]),
+        ("Add", ["scores", "biases"], ["lessened"]),
+    ]
+    constants = {"third": [2], "end": [np.iinfo(np.int64).max], "last": [3], "table": table.astype(np.float32)}
+    return with_nodes("Softmax", ("scores", "lessened"), nodes, constants)
+
+
+@pytest.mark.parametrize(
+    ("written", "value"),
+    [
+        (rotated, "placed"),
+        (of_a_window, "last keys"),
+        (with_table_of_places, "shares"),
+    ],
+)
+@pytest.mark.parametrize("planner", ["tensor-parallel", pytest.param("auto", marks=pytest.mark.broad)])
+def test_a_decoder_is_divided_and_answers_as_plain_onnxruntime_does(tmp_path, planner, written, value):
+    empty = {name: np.zeros((1, HEADS, 0, SIZE), np.float32) for name in PAIRS}
+    shapes = {"input_ids": (1, 3), **{name: array.shape for name, array in empty.items()}}
+    planned, plan = prepared(tmp_path, written(), shapes, PAIRS, PlanOptions(planner))
+    assert plan.planner == planner
+    check_words(planned.artifacts, written(), empty, (3, 1, 4, 1, 1))
+    if planner == "tensor-parallel":
+        whole = sum(array.nbytes for array in Alone.weights_of(decoder()))
+        assert max(device.weight_bytes for device in planned.artifacts.devices) < 0.8 * whole
+        tiles = plan.tiles[plan.graph.producers[value].name]
+        assert len({str(tile.region) for tile in tiles}) == 2, "each device computes a part of its own"
