@@ -26,10 +26,14 @@ from bbgrap.engine.optimizing import optimized
 from bbgrap.engine.sessions import JOINS_AXES
 from bbgrap.engine.true_types import typed_graph
 from bbgrap.errors import ModelError
+from bbgrap.graph.onnx_fixed import with_fixed_sizes
 from bbgrap.graph.onnx_free import Sizes, has_free_inputs, moving_axes
 from bbgrap.graph.onnx_io import OnnxModel, as_model_error, read_model, weights_of, with_input_shapes
 from bbgrap.graph.onnx_shapes import with_inputs_as_weights, with_open_axes, with_weights_as_inputs, without_weights
 from bbgrap.graph.types import Graph, Node, Weight
+
+MOST_ROUNDS = 8
+"""In which fixed sizes are found, beside the first. Chosen: the slices of rotated halves, in a slice of a head, take one."""
 
 _log = logging.getLogger("bbgrap.engine")
 
@@ -69,7 +73,7 @@ class ReloadedModel:
         with as_model_error(f"model '{self._model.name}'"):
             model, weights = self._folded(shapes)
             given = with_open_axes(with_input_shapes(model, shapes), self.declared, open_axes)
-            small = _small(given)
+            small = _small_with_fixed_sizes(given)
             return typed_graph(with_input_shapes(with_inputs_as_weights(small, given), shapes), known=weights)
 
     def _with_sizes(self, shapes: Mapping[str, tuple[int, ...]]) -> Graph:
@@ -100,6 +104,17 @@ def _small(given: OnnxModel, *without: str) -> OnnxModel:
     if not loads_again(made):
         raise ModelError(f"model '{given.name}': onnxruntime refuses what it has made of it for these shapes")
     return made
+
+
+def _small_with_fixed_sizes(given: OnnxModel) -> OnnxModel:
+    """Return what `_small` makes of a model with open axes, and of the sizes that these leave as they are; from some others follow."""
+    small = _small(with_fixed_sizes(given))
+    for _ in range(MOST_ROUNDS):
+        further = with_fixed_sizes(small)
+        if further is small:
+            break
+        small = _small(further)
+    return small
 
 
 def _in_order(graph: Graph, order: Mapping[str, int]) -> tuple[Node, ...]:

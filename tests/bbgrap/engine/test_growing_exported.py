@@ -76,10 +76,36 @@ def with_table_of_places():
     return with_nodes("Softmax", ("scores", "lessened"), nodes, constants)
 
 
+def in_one_product():
+    """Queries, keys and values of one product, which a third of its columns each are taken of: as `chunk` has it."""
+    model = onnx.load_from_string(decoder())
+    weights = {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
+    nodes = [
+        ("MatMul", ["x", "qkv.w"], ["qkv"]),
+        ("Shape", ["qkv"], ["sizes"]),
+        ("Gather", ["sizes", "last"], ["columns"]),
+        ("Add", ["columns", "two"], ["more columns"]),
+        ("Div", ["more columns", "three"], ["third"]),
+        ("Mul", ["third", "two"], ["two thirds"]),
+        ("Slice", ["qkv", "zero", "third", "last"], ["q"]),
+        ("Slice", ["qkv", "third", "two thirds", "last"], ["k"]),
+        ("Slice", ["qkv", "two thirds", "columns", "last"], ["v"]),
+    ]
+    constants = {"last": [2], "two": [2], "three": [3], "zero": [0], "qkv.w": np.concatenate([weights[f"{name}.w"] for name in "qkv"], 1)}
+    written = onnx.load_from_string(with_nodes("MatMul", ("", ""), nodes, constants))
+    kept = [node for node in written.graph.node if node.output[0] not in {f"{name}.flat" for name in "qkv"}]
+    for node in kept:
+        node.input[:] = [name.removesuffix(".flat") for name in node.input]
+    del written.graph.node[:]
+    written.graph.node.extend(kept)
+    return written.SerializeToString()
+
+
 @pytest.mark.parametrize(
     ("written", "value"),
     [
         (rotated, "placed"),
+        (in_one_product, "k"),
         (of_a_window, "last keys"),
         (with_table_of_places, "shares"),
     ],
