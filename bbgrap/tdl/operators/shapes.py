@@ -22,6 +22,9 @@ from bbgrap.tdl.rule import ConstantOperand, Input, LocalNode, OperatorRule, Res
 RENAME_AXES = ("Reshape", "Flatten", "Squeeze", "Unsqueeze")
 """Operators that only rename axes."""
 
+_MERSENNE = (1 << 61) - 1
+"""Stands for a size that moves: no size of a model, nor a product of some, is as large, and none is 1."""
+
 Group = tuple[tuple[int, ...], tuple[int, ...]]
 """Input axes and output axes whose extents have equal products; axes of extent 1 belong to none."""
 
@@ -73,14 +76,25 @@ def localize_reshape(site: Site, region: ShapeMap, reads: Reads) -> tuple[LocalN
         return same_node(site, region, reads)
     if site.free_made and site.node.op in {"Squeeze", "Unsqueeze"} and site.has(1):  # all axes that are one would be others of a piece
         return same_node(site, region, reads)
-    return (LocalNode("Reshape", (Input(0), integers(*_target(site, read, region)))),)
+    target, moved = _target(site, read, region)
+    if not moved:
+        return (LocalNode("Reshape", (Input(0), integers(*target))),)
+    axes = range(region.rank)
+    is_moved, origin = (np.array([axis in moved for axis in axes]), integers(*(moved.get(axis, 0) for axis in axes)))
+    return (
+        LocalNode("Shape", (Input(0),)),
+        LocalNode("Gather", (Result(0), origin), {"axis": 0}),
+        LocalNode("Where", (ConstantOperand(is_moved), Result(1), integers(*target))),
+        LocalNode("Reshape", (Input(0), Result(2))),
+    )
 
 
-def _target(site: Site, read: ShapeMap, region: ShapeMap) -> list[int]:
+def _target(site: Site, read: ShapeMap, region: ShapeMap) -> tuple[list[int], dict[int, int]]:
     """Return the sizes of a piece; one that differs between shapes is as in the input (0), one such size is what is left (-1).
 
     Then pieces for several shapes are the same. Which is left is a guess, since not all axes that are free do differ: the last of those
-    that were joined or divided, else the first that is more than one and not the batch, of which there are few.
+    that were joined or divided, else the first that is more than one and not the batch, of which there are few. Where several are left in
+    a model with state, those that are only at another place are told by the input: the axes, and where they were.
     """
     before, target = site.shape(0), list(region.shape)
     told, joined = set(site.free_made), set[int]()
@@ -93,10 +107,29 @@ def _target(site: Site, read: ShapeMap, region: ShapeMap) -> list[int]:
         if axis in site.free[0] and before[axis] == site.output_shape[axis] and read.shape[axis] == target[axis]:
             target[axis] = 0
             told.remove(axis)
+    moved: dict[int, int] = {}
+    if site.has_state and len(told) > 1:
+        moved = {axis: origin for axis, origin in _carried(site).items() if axis in told}
+        told -= moved.keys()
+        target = [0 if axis in moved else size for axis, size in enumerate(target)]
     if told:
-        carried = min(told, key=lambda axis: (axis == 0, site.output_shape[axis] == 1, axis))
-        target[max(told & joined, default=carried)] = -1
-    return target
+        first = min(told, key=lambda axis: (axis == 0, site.output_shape[axis] == 1, axis))
+        target[max(told & joined, default=first)] = -1
+    return target, moved
+
+
+def _carried(site: Site) -> dict[int, int]:
+    """Return the axes of the output that move and that the input has, too, with their places in it; of whatever size they are now."""
+    shapes, moving = (site.shape(0), site.output_shape), (site.moving[0], site.moving_made)
+    sizes = sorted({shape[axis] for shape, axes in zip(shapes, moving, strict=True) for axis in axes})
+    unlike = {size: _MERSENNE + place for place, size in enumerate(sizes)}
+    before, after = (
+        tuple(unlike[size] if axis in axes else size for axis, size in enumerate(shape)) for shape, axes in zip(shapes, moving, strict=True)
+    )
+    if prod(before) != prod(after):
+        return {}
+    alone = [(ins[0], outs[0]) for ins, outs in groups_of(before, after) if len(ins) == len(outs) == 1]
+    return {out: origin for origin, out in alone if out in moving[1]}
 
 
 def _reshape_by_elements(site: Site, region: ShapeMap, read: ShapeMap) -> tuple[LocalNode, ...]:

@@ -62,6 +62,21 @@ def of_a_window():
     return model.SerializeToString()
 
 
+def in_rows():
+    """Scores of all heads of all sequences in one axis, and back: sizes of words and of all words are at other places behind it."""
+    nodes = [
+        ("Shape", ["scores"], ["sizes"]),
+        ("Gather", ["sizes", "both"], ["lengths"]),
+        ("Concat", ["any", "lengths"], ["apart"], {"axis": 0}),
+        ("Reshape", ["scores", "apart"], ["in rows"]),
+        ("Mul", ["in rows", "temperature"], ["warm"]),
+        ("Concat", ["one", "any", "lengths"], ["joined"], {"axis": 0}),
+        ("Reshape", ["warm", "joined"], ["warm scores"]),
+    ]
+    constants = {"both": [2, 3], "any": [HEADS], "one": [1], "temperature": np.float32(0.7)}
+    return with_nodes("Softmax", ("scores", "warm scores"), nodes, constants)
+
+
 def with_table_of_places():
     """Scores less for words far away, of a table that ends with the last word: as many of its places as there are words are taken."""
     table = -0.1 * np.arange(LONGEST, 0, -1, np.float32) * np.arange(1, HEADS + 1, dtype=np.float32).reshape(1, -1, 1, 1)
@@ -107,6 +122,7 @@ def in_one_product():
         (rotated, "placed"),
         (in_one_product, "k"),
         (of_a_window, "last keys"),
+        (in_rows, "shares"),
         (with_table_of_places, "shares"),
     ],
 )

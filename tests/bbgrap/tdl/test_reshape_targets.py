@@ -7,7 +7,8 @@ from bbgrap.graph import Graph, Node, TensorType
 from bbgrap.graph.types import DType
 from bbgrap.graph.weights import make_weight
 from bbgrap.shapemap import IntervalSet, ShapeMap
-from bbgrap.tdl.rule import describe, localize
+from bbgrap.tdl.rule import ConstantOperand, describe, localize
+from tests.bbgrap.tdl.verifier import Case, run_local, take
 
 
 def piece_of(before, after, free, region=None):
@@ -56,3 +57,31 @@ def test_pieces_of_halves_are_the_same():
 
 def test_sizes_that_are_the_same_for_all_shapes_are_told():
     assert piece_of((3, 8, 2), (24, 2), ((), ())) == (24, 2)
+
+
+def rows_of_heads(words, total, order):
+    """A reshape that joins sequences and heads, or parts them again, in a decoder: words and all words are at other places behind it."""
+    shapes = [(1, 4, words, total), (4, words, total)][::order]
+    axes = [frozenset({2, 3}), frozenset({1, 2})][::order]
+    before, after = (TensorType(DType.FLOAT, shape) for shape in shapes)
+    sizes = TensorType(DType.INT64, (len(shapes[1]),))
+    node = Node("n", "Reshape", ("x", "sizes"), ("y",))
+    types, moving = {"x": before, "y": after, "sizes": sizes}, {"x": axes[0], "y": axes[1]}
+    return Graph("g", (node,), ("x", "sizes"), ("y",), {}, types, {"": 17}, moving=moving, state={"x": "y"})
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_a_piece_in_a_model_with_state_tells_no_size_that_moves(order):
+    """Nor does it where a request has one word only, so that an axis is as one that is none."""
+    written = set()
+    for words, total in ((1, 65), (2, 67), (5, 9)):
+        graph = rows_of_heads(words, total, order)
+        (node,) = graph.nodes
+        before, after = (graph.types[name].known_shape for name in "xy")
+        x, region = np.arange(4.0 * words * total).reshape(before), ShapeMap.full(after).replace(order == -1, IntervalSet.of((2, 4)))
+        local = localize(graph, node, describe(graph, node), region)
+        (made,) = run_local(Case("Reshape", (x, np.array(after))), local)
+        np.testing.assert_array_equal(made, take(x.reshape(after), region))
+        constants = [operand.array.tolist() for step in local.nodes for operand in step.operands if isinstance(operand, ConstantOperand)]
+        written.add(str([(step.op, constants) for step in local.nodes]))
+    assert len(written) == 1
