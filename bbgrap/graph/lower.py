@@ -93,8 +93,22 @@ def empty_to_constant(graph: Graph) -> Graph:
             stand_in[name] = writer.constant(f"{name}.empty", np.empty(kind.shape, kind.dtype.numpy))
     if not stand_in:
         return graph
-    writer.nodes += (replace(node, inputs=tuple(stand_in.get(name, name) for name in node.inputs)) for node in graph.nodes)
+    inputs = ((node, _with_elements(graph, node)) for node in graph.nodes)
+    writer.nodes += (replace(node, inputs=tuple(stand_in.get(name, name) for name in names)) for node, names in inputs)
     return _without_unread(writer.graph())
+
+
+def _with_elements(graph: Graph, node: Node) -> tuple[str, ...]:
+    """Return what a node reads, of a `Concat` without what other nodes make that adds nothing to it; all of that where all adds nothing.
+
+    So a weight that would be empty in one axis, and as long as the state in another, is none.
+    """
+    if node.op != "Concat" or node.domain or graph.types[node.first_output].shape is None:
+        return node.inputs
+    axis = _axis(graph, node)
+    shapes = {name: graph.types[name].shape for name in node.inputs if name in graph.producers}
+    kept = tuple(name for name in node.inputs if not (shape := shapes.get(name)) or shape[axis])
+    return kept or node.inputs
 
 
 def skip_overwritten(graph: Graph) -> Graph:

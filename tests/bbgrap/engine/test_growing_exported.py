@@ -44,6 +44,35 @@ def rotated():
     return with_nodes("Concat", ("k.heads", "placed"), nodes, constants)
 
 
+def partly_rotated():
+    """As with a rotary factor of one: of the heads, as many elements are turned as angles come, which are all, and none is left over."""
+    nodes = [
+        ("Shape", ["input_ids"], ["asked"]),
+        ("Gather", ["asked", "first"], ["words of it"]),
+        ("Range", ["none", "words of it", "one"], ["places"]),
+        ("Cast", ["places"], ["far"], {"to": TensorProto.FLOAT}),
+        ("Unsqueeze", ["far", "sides"], ["column"]),
+        ("Mul", ["column", "speeds"], ["angles"]),
+        ("Shape", ["angles"], ["sizes"]),
+        ("Gather", ["sizes", "third"], ["elements"]),
+        ("Slice", ["k.heads", "zero", "elements", "last"], ["moving"]),
+        ("Slice", ["k.heads", "elements", "end", "last"], ["staying"]),
+        ("Shape", ["moving"], ["sizes of it"]),
+        ("Gather", ["sizes of it", "third"], ["elements of it"]),
+        ("Div", ["elements of it", "two"], ["half"]),
+        ("Slice", ["moving", "zero", "half", "last"], ["left"]),
+        ("Slice", ["moving", "half", "end", "last"], ["right"]),
+        ("Neg", ["right"], ["less"]),
+        ("Concat", ["less", "left"], ["turned"], {"axis": -1}),
+        ("Mul", ["turned", "angles"], ["by angles"]),
+        ("Add", ["moving", "by angles"], ["moved"]),
+        ("Concat", ["moved", "staying"], ["placed"], {"axis": -1}),
+    ]
+    constants = {"third": [3], "two": [2], "zero": [0], "last": [3], "end": [np.iinfo(np.int64).max], "none": 0, "first": 1, "one": 1}
+    constants |= {"sides": [0, 1, 3], "speeds": np.array([0.1, 0.2, 0.3, 0.4], np.float32)}
+    return with_nodes("Concat", ("k.heads", "placed"), nodes, constants)
+
+
 def of_a_window():
     """Attention of each request to its own words and two before, of which keys and values are taken from the end."""
     nodes = [
@@ -120,6 +149,7 @@ def in_one_product():
     ("written", "value"),
     [
         (rotated, "placed"),
+        (partly_rotated, "placed"),
         (in_one_product, "k"),
         (of_a_window, "last keys"),
         (in_rows, "shares"),
