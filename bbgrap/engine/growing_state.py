@@ -30,6 +30,9 @@ from bbgrap.tdl import Descriptions
 
 LENGTH = 64
 """Of the state, while its program is planned. Chosen: half of what a short answer comes to."""
+SHORT = 2
+"""Of the state, to see what has other sizes then. Chosen: shorter than any window of a state that is read or kept, which is constant at
+`LENGTH`."""
 UNCUTTING = "tensor-parallel"
 """The planner that is asked when what was asked for cuts along an axis whose size moves: it divides weights and heads."""
 
@@ -54,13 +57,14 @@ def prepare_growing(first: Graph, load: LoadGraph, declared: DeclaredSizes, clus
     """
     length = LENGTH if grows(first) else 1  # there is room for so many, at least
     shapes = [_shapes(first, declared, words, length + words - 1) for words in (1, 2)]
+    brief = _shapes(first, declared, 1, SHORT if grows(first) else length)
     axes = {
         name: frozenset(a for a, (one, other) in enumerate(zip(shapes[0][name], shapes[1][name], strict=True)) if one != other)
         for name in first.inputs
     }
     try:
-        graph, longer = (with_state(load(sizes, axes), first.state) for sizes in shapes)
-        graph, longer = with_growth(graph, longer), with_growth(longer, graph)
+        graph, longer, short = (with_state(load(sizes, axes), first.state) for sizes in (*shapes, brief))
+        graph, longer = with_growth(graph, longer, short), with_growth(longer, graph, short)
     except BbgrapError as error:
         raise PlanError(f"model '{first.name}': its state grows, and one program for all lengths cannot be made: {error}") from None
     refused: list[str] = []

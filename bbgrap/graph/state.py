@@ -101,24 +101,32 @@ def uncut(graph: Graph, name: str, region: ShapeMap) -> ShapeMap:
     return region
 
 
-def with_growth(graph: Graph, longer: Graph) -> Graph:
-    """Return a graph whose moving axes are those in which it differs from itself a request later, when what grows is longer.
+def with_growth(graph: Graph, *others: Graph) -> Graph:
+    """Return a graph whose moving axes are those in which it differs from itself when what grows has other lengths.
+
+    Of several lengths one had better be short: what a window keeps of a long state is always as much.
 
     Raises:
         ModelError: if more than sizes differ: then what the model computes depends on how long its state is.
     """
-    now, then = ([(n.name, n.op, n.inputs, n.outputs, repr(n.attributes)) for n in each.nodes] for each in (graph, longer))
-    if now != then:
-        raise ModelError(f"model '{graph.name}': its nodes are others when its state is longer")
-    digests, others = ({name: weight.digest for name, weight in each.weights.items()} for each in (graph, longer))
-    if changed := [name for name in digests | others if digests.get(name) != others.get(name)]:
-        raise ModelError(f"model '{graph.name}': constants are others when its state is longer: {', '.join(changed[:3])}")
     moving: dict[str, frozenset[int]] = {}
-    for name, kind in graph.types.items():
-        if kind.shape is not None and (later := longer.types[name].shape) is not None:
-            axes = frozenset(axis for axis, (size, more) in enumerate(zip(kind.shape, later, strict=True)) if size != more)
-            moving |= {name: axes} if axes else {}
+    for other in others:
+        _check_alike(graph, other)
+        for name, kind in graph.types.items():
+            if kind.shape is not None and (sizes := other.types[name].shape) is not None:
+                axes = frozenset(axis for axis, (size, more) in enumerate(zip(kind.shape, sizes, strict=True)) if size != more)
+                moving |= {name: axes | moving.get(name, frozenset())} if axes else {}
     return replace(graph, moving=moving)
+
+
+def _check_alike(graph: Graph, other: Graph) -> None:
+    """Check that nothing but sizes differs between two lengths of a state."""
+    now, then = ([(n.name, n.op, n.inputs, n.outputs, repr(n.attributes)) for n in each.nodes] for each in (graph, other))
+    if now != then:
+        raise ModelError(f"model '{graph.name}': its nodes are others when its state is longer or shorter")
+    digests, changed = ({name: weight.digest for name, weight in each.weights.items()} for each in (graph, other))
+    if unlike := [name for name in digests | changed if digests.get(name) != changed.get(name)]:
+        raise ModelError(f"model '{graph.name}': constants are others when its state is longer or shorter: {', '.join(unlike[:3])}")
 
 
 def _growing(graph: Graph, name: str, output: str) -> list[int]:

@@ -91,6 +91,22 @@ def of_a_window():
     return model.SerializeToString()
 
 
+def of_a_window_of_seven():
+    """Attention to the last seven words, fewer at first, with scores of all heads in those of each: what travels is as long as these."""
+    nodes = [
+        ("Slice", ["present.0.key", "start", "end", "third"], ["last keys"]),
+        ("Slice", ["present.0.value", "start", "end", "third"], ["last values"]),
+        ("ReduceSum", ["scores", "heads"], ["of all heads"]),
+        ("Add", ["scores", "of all heads"], ["mixed scores"]),
+    ]
+    constants = {"start": [-7], "third": [2], "end": [np.iinfo(np.int64).max], "heads": [1]}
+    model = onnx.load_from_string(with_nodes("Softmax", ("scores", "mixed scores"), nodes, constants))
+    for node in model.graph.node:
+        if node.op_type in {"Transpose", "MatMul"}:
+            node.input[:] = [{"present.0.key": "last keys", "present.0.value": "last values"}.get(name, name) for name in node.input]
+    return model.SerializeToString()
+
+
 def in_rows():
     """Scores of all heads of all sequences in one axis, and back: sizes of words and of all words are at other places behind it."""
     nodes = [
@@ -152,6 +168,7 @@ def in_one_product():
         (partly_rotated, "placed"),
         (in_one_product, "k"),
         (of_a_window, "last keys"),
+        (of_a_window_of_seven, "last keys"),
         (in_rows, "shares"),
         (with_table_of_places, "shares"),
     ],
