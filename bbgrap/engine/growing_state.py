@@ -55,18 +55,7 @@ def prepare_growing(first: Graph, load: LoadGraph, declared: DeclaredSizes, clus
         PlanError: if there is none, or what it ships is not the same for two lengths: then sequences stay on nodes that have
             the model whole.
     """
-    length = LENGTH if grows(first) else 1  # there is room for so many, at least
-    shapes = [_shapes(first, declared, words, length + words - 1) for words in (1, 2)]
-    brief = _shapes(first, declared, 1, SHORT if grows(first) else length)
-    axes = {
-        name: frozenset(a for a, (one, other) in enumerate(zip(shapes[0][name], shapes[1][name], strict=True)) if one != other)
-        for name in first.inputs
-    }
-    try:
-        graph, longer, short = (with_state(load(sizes, axes), first.state) for sizes in (*shapes, brief))
-        graph, longer = with_growth(graph, longer, short), with_growth(longer, graph, short)
-    except BbgrapError as error:
-        raise PlanError(f"model '{first.name}': its state grows, and one program for all lengths cannot be made: {error}") from None
+    graph, longer = _of_several_lengths(first, load, declared)
     refused: list[str] = []
     for planner in dict.fromkeys((options.planner, UNCUTTING)):
         try:
@@ -76,6 +65,37 @@ def prepare_growing(first: Graph, load: LoadGraph, declared: DeclaredSizes, clus
         except PlanError as error:
             refused.append(f"{planner}: {error}")
     raise PlanError(f"model '{first.name}': its state grows, and no plan leaves that whole: {'; '.join(refused)}")
+
+
+def _of_several_lengths(first: Graph, load: LoadGraph, declared: DeclaredSizes) -> tuple[Graph, Graph]:
+    """Return a model with state for two lengths of it, with the axes that move.
+
+    What a file calls an axis does not always tell that it is of all words, as that of a mask is: `torch.export` numbers symbols. Where
+    nobody can make one program of requests in which it is as long as their words, each symbol is tried for one.
+
+    Raises:
+        PlanError: if there is no such program: with what is said against the first way.
+    """
+    symbols = dict.fromkeys(symbol for name in first.given for symbol in declared.get(name, ()) if isinstance(symbol, str))
+    refused: list[BbgrapError] = []
+    for total in (None, *symbols):
+        try:
+            return _opened(first, load, declared, total)
+        except BbgrapError as error:
+            refused.append(error)
+    raise PlanError(f"model '{first.name}': its state grows, and one program for all lengths cannot be made: {refused[0]}")
+
+
+def _opened(first: Graph, load: LoadGraph, declared: DeclaredSizes, total: str | None) -> tuple[Graph, Graph]:
+    length = LENGTH if grows(first) else 1  # there is room for so many, at least
+    shapes = [_shapes(first, declared, words, length + words - 1, total) for words in (1, 2)]
+    brief = _shapes(first, declared, 1, SHORT if grows(first) else length, total)
+    axes = {
+        name: frozenset(a for a, (one, other) in enumerate(zip(shapes[0][name], shapes[1][name], strict=True)) if one != other)
+        for name in first.inputs
+    }
+    graph, longer, short = (with_state(load(sizes, axes), first.state) for sizes in (*shapes, brief))
+    return with_growth(graph, longer, short), with_growth(longer, graph, short)
 
 
 def _made(graph: Graph, longer: Graph, cluster: Cluster, options: PlanOptions) -> PreparedVariant:
@@ -98,8 +118,11 @@ def _made(graph: Graph, longer: Graph, cluster: Cluster, options: PlanOptions) -
     return replace(planned, artifacts=shipped), plan
 
 
-def _shapes(first: Graph, declared: DeclaredSizes, words: int, length: int) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of a request of some words after so many: those of the first one, but for what is free and no state's."""
+def _shapes(first: Graph, declared: DeclaredSizes, words: int, length: int, total: str | None) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of a request of some words after so many: those of the first one, but for what is free and no state's.
+
+    `total` is a symbol of an axis of all words.
+    """
     fixed: set[str] = set()
     growing: set[str] = set()
     shapes: dict[str, tuple[int, ...]] = {}
@@ -114,7 +137,7 @@ def _shapes(first: Graph, declared: DeclaredSizes, words: int, length: int) -> d
         if not isinstance(symbol, str) or symbol in fixed:
             return given
         # Exporters also call it a sum with the state's length.
-        return length + words if counts_words(symbol) or any(name in symbol for name in growing) else words
+        return length + words if symbol == total or counts_words(symbol) or any(name in symbol for name in growing) else words
 
     for name in (*first.given, *(name for name, output in first.state.items() if name == output)):
         symbols = declared.get(name, ())

@@ -124,6 +124,8 @@ def _check_alike(graph: Graph, other: Graph) -> None:
     now, then = ([(n.name, n.op, n.inputs, n.outputs, repr(n.attributes)) for n in each.nodes] for each in (graph, other))
     if now != then:
         raise ModelError(f"model '{graph.name}': its nodes are others when its state is longer or shorter")
+    if untold := [name for name, kind in graph.types.items() if (kind.shape is None) != (other.types[name].shape is None)]:
+        raise ModelError(f"model '{graph.name}': with some lengths of its state only a run tells the shape of '{untold[0]}'")
     digests, changed = ({name: weight.digest for name, weight in each.weights.items()} for each in (graph, other))
     if unlike := [name for name in digests | changed if digests.get(name) != changed.get(name)]:
         raise ModelError(f"model '{graph.name}': constants are others when its state is longer or shorter: {', '.join(unlike[:3])}")

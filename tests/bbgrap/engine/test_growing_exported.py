@@ -5,8 +5,10 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from bbgrap.compiler.simulate import simulate_step
+from bbgrap.engine.kernels import local_kernels
 from bbgrap.planners.options import PlanOptions
-from tests.bbgrap.engine.test_growing_state import PAIRS, check_words, prepared
+from tests.bbgrap.engine.test_growing_state import PAIRS, check_words, halves, prepared
 from tests.sequence_models import HEADS, SIZE, Alone, decoder
 
 LONGEST = 100
@@ -185,3 +187,22 @@ def test_a_decoder_is_divided_and_answers_as_plain_onnxruntime_does(tmp_path, pl
         assert max(device.weight_bytes for device in planned.artifacts.devices) < 0.8 * whole
         tiles = plan.tiles[plan.graph.producers[value].name]
         assert len({str(tile.region) for tile in tiles}) == 2, "each device computes a part of its own"
+
+
+@pytest.mark.parametrize("symbol", ["s12", "total_length"])
+def test_the_axis_of_a_mask_is_of_all_words_whatever_it_is_called(tmp_path, symbol):
+    nodes = [("Unsqueeze", ["mask", "sides"], ["mask of scores"]), ("Add", ["scores", "mask of scores"], ["masked"])]
+    model = onnx.load_from_string(with_nodes("Softmax", ("scores", "masked"), nodes, {"sides": [1, 2]}))
+    model.graph.input.append(helper.make_tensor_value_info("mask", TensorProto.FLOAT, ["batch", symbol]))
+    empty = {name: np.zeros((1, HEADS, 0, SIZE), np.float32) for name in PAIRS}
+    shapes = {"input_ids": (1, 3), "mask": (1, 3), **{name: array.shape for name, array in empty.items()}}
+    planned, plan = prepared(tmp_path, model.SerializeToString(), shapes, PAIRS, PlanOptions("tensor-parallel"))
+    assert plan.planner == "tensor-parallel"
+    first, further = halves(planned.artifacts)
+    alone, random, held, total = Alone(model.SerializeToString(), PAIRS, empty), np.random.default_rng(0), [()] * 2, 0
+    for count in (3, 1, 4, 1):
+        program, total = (further if total else first), total + count
+        feed = {"input_ids": random.integers(0, 50, (1, count)), "mask": random.standard_normal((1, total)).astype(np.float32)}
+        names = plan.graph.given if program is further else plan.graph.inputs
+        outputs, held = simulate_step(program, [(feed | empty)[name] for name in names], held, local_kernels(program))
+        np.testing.assert_allclose(outputs[0], alone.run(feed)[0], rtol=1e-5, atol=1e-6)
