@@ -1,7 +1,7 @@
 """Rewriting a fresh `Graph` into fewer kinds of operators, without changing what it computes.
 
-- Wires go: `Identity`, and `Dropout` outside training. One stays where it is the direct way from a graph input, a weight or another
-  graph output to a graph output, or where the body of a control-flow node reads one of its ends by name.
+- Wires go: `Identity`, `Concat` of one operand, and `Dropout` outside training. One stays where it is the direct way from a graph input,
+  a weight or another graph output to a graph output, or where the body of a control-flow node reads one of its ends by name.
 - Operands that are packed are spread out (`packed`).
 - `Split` becomes one `Slice` per output: each is a plain copy, so the parts can be computed, and placed, apart.
 - Nodes that no output depends on go, and with them the weights and types that nothing mentions.
@@ -95,7 +95,7 @@ def empty_to_constant(graph: Graph) -> Graph:
         return graph
     inputs = ((node, _with_elements(graph, node)) for node in graph.nodes)
     writer.nodes += (replace(node, inputs=tuple(stand_in.get(name, name) for name in names)) for node, names in inputs)
-    return _without_unread(writer.graph())
+    return _without_unread(remove_wires(writer.graph()))
 
 
 def _with_elements(graph: Graph, node: Node) -> tuple[str, ...]:
@@ -187,10 +187,12 @@ def trimmed(names: Iterable[str]) -> tuple[str, ...]:
 
 
 def _is_wire(graph: Graph, node: Node) -> bool:
-    if node.domain or node.op not in ("Identity", "Dropout"):
+    if node.domain or node.op not in ("Identity", "Dropout", "Concat"):
         return False
     if node.op == "Identity":
         return True
+    if node.op == "Concat":
+        return len(node.inputs) == 1
     opset = graph.opsets.get("", 0)
     mask_is_read = len(node.outputs) > 1 and (node.outputs[1] in graph.consumers or node.outputs[1] in graph.outputs)
     mode = node.inputs[2] if len(node.inputs) > 2 and opset >= _DROPOUT_WITH_MODE else ""

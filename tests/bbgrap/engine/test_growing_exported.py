@@ -75,6 +75,22 @@ def partly_rotated():
     return with_nodes("Concat", ("k.heads", "placed"), nodes, constants)
 
 
+def with_a_copy_of_the_state():
+    """A cache that begins as a list with nothing in it: what comes is concatenated with nothing, and asked for its length."""
+    nodes = [
+        ("Concat", ["past_key_values.0.key"], ["copied"], {"axis": 2}),
+        ("Shape", ["copied"], ["cached"]),
+        ("Gather", ["cached", "third"], ["length"]),
+        ("Cast", ["length"], ["far"], {"to": TensorProto.FLOAT}),
+        ("Mul", ["far", "less"], ["bias"]),
+        ("Add", ["k.heads", "bias"], ["placed"]),
+    ]
+    model = onnx.load_from_string(with_nodes("Concat", ("k.heads", "placed"), nodes, {"third": [2], "less": np.float32(-0.01)}))
+    joined = next(node for node in model.graph.node if node.output[0] == "present.0.key")
+    joined.input[0] = "copied"
+    return model.SerializeToString()
+
+
 def of_a_window():
     """Attention of each request to its own words and two before, of which keys and values are taken from the end."""
     nodes = [
@@ -167,8 +183,9 @@ def in_one_product():
     ("written", "value"),
     [
         (rotated, "placed"),
-        (partly_rotated, "placed"),
+        (partly_rotated, "moved"),
         (in_one_product, "k"),
+        (with_a_copy_of_the_state, "present.0.key"),
         (of_a_window, "last keys"),
         (of_a_window_of_seven, "last keys"),
         (in_rows, "shares"),
@@ -182,6 +199,7 @@ def test_a_decoder_is_divided_and_answers_as_plain_onnxruntime_does(tmp_path, pl
     planned, plan = prepared(tmp_path, written(), shapes, PAIRS, PlanOptions(planner))
     assert plan.planner == planner
     check_words(planned.artifacts, written(), empty, (3, 1, 4, 1, 1))
+    assert not any(node.op == "Concat" and len(node.inputs) == 1 for node in plan.graph.nodes), "nobody computes, or sends, a copy"
     if planner == "tensor-parallel":
         whole = sum(array.nbytes for array in Alone.weights_of(decoder()))
         assert max(device.weight_bytes for device in planned.artifacts.devices) < 0.8 * whole
