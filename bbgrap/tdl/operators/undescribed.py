@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-_RUN_TIME = "the shape of its output is only known when the model runs"
+SHAPE_OF_A_RUN = "the shape of its output is only known when the model runs"
 _RANDOM = "draws random numbers: pieces would draw others than the whole does"
 _CONTROL = "control flow: its body runs whole, on one machine"
 _SEQUENCE = "a sequence or an optional is no tensor, so it has no regions"
@@ -21,7 +21,7 @@ _CACHE = "writes into its cache at a place that only the run tells"
 _TEXT = "text: strings have no fixed size, and its work is small"
 
 _STANDARD: dict[str, str] = {
-    **dict.fromkeys(("Compress", "NonMaxSuppression", "NonZero", "Unique"), _RUN_TIME),
+    **dict.fromkeys(("Compress", "NonMaxSuppression", "NonZero", "Unique"), SHAPE_OF_A_RUN),
     **dict.fromkeys(
         ("Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"),
         _RANDOM,
