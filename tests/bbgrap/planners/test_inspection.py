@@ -48,8 +48,8 @@ def test_what_is_no_tensor_is_not_said_to_have_an_unknown_shape(tmp_path: Path) 
     for operator, domain in (("ZipMap", "ai.onnx.ml"), ("SplitToSequence", ""), ("SequenceAt", "")):
         assert found[operator] == why_whole(domain, operator)
         assert "no tensor" in found[operator]
-    assert found["NonZero"] == why_whole("", "NonZero")
-    assert found["Neg"] == "the shape of 'places' is only known when the model runs"
+    for operator in ("NonZero", "Neg"):
+        assert found[operator] == "the shape of 'places' is only known when the model runs"
 
 
 def test_what_numpy_lacks_is_not_said_to_have_an_unknown_shape(tmp_path: Path) -> None:
