@@ -1,24 +1,16 @@
 """Planning in processes of its own: what is found and what goes wrong arrives, whatever the process does."""
 
-import errno
-import hashlib
 import json
 import os
-import queue
 import shutil
 import signal
 import threading
-import time
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import psutil
 import pytest
-from bbgrap_coordinator import models, planner_process
-from bbgrap_coordinator.artifacts import ArtifactFolders
-from bbgrap_coordinator.models import ModelStore
-from bbgrap_coordinator.planner import _reply
 from bbgrap_coordinator.planner_process import PlannerProcess, PlannerReply, Task
 from bbgrap_coordinator.planning import LEAST_LIMIT_S, PLANNER, PlanningQueues, limit_s
 from onnx import TensorProto
@@ -35,12 +27,9 @@ from bbgrap.protocol.faults import Fault
 from bbgrap.transport.confinement import memory_bound
 from bbgrap.zoo import materialize
 from bbgrap.zoo.builder import Builder
+from tests.coordinator.planning_desk import SHAPES, STRANGE, WAIT_S, Desk
 from tests.partition import prepare
 from tests.waiting import until
-
-SHAPES = {"input": (1, 3, 32, 32)}
-STRANGE = ("-m", "tests.coordinator.strange_planner")
-WAIT_S = 60
 
 
 def two_nodes_of_one_name():
@@ -48,44 +37,6 @@ def two_nodes_of_one_name():
     nodes = [make_node("Relu", ["input"], ["a"], name="same"), make_node("Relu", ["a"], ["y"], name="same")]
     graph = make_graph(nodes, "net", [value], [make_tensor_value_info("y", TensorProto.FLOAT, None)])
     return make_model(graph, opset_imports=[make_opsetid("", 17)], ir_version=8).SerializeToString()
-
-
-class Desk:
-    """Planners with a store of models and a place for what they make."""
-
-    def __init__(self, planners, folder):
-        self.planners, self.answers = planners, queue.Queue()
-        self.models, self.folders = ModelStore(folder / "models"), ArtifactFolders(folder / "plans")
-        self.file = self.keep(materialize("tiny").read_bytes())
-        planners.begin(self.models, self.folders, self.answers.put)
-
-    def keep(self, content):
-        digest = hashlib.sha256(content).hexdigest()
-        (self.models.directory / digest).write_bytes(content)
-        return ModelFile("tiny-1.onnx", digest, len(content))
-
-    def plan(self, job, planner="bbgrap", cluster=None, file=None, **options):
-        cluster = cluster or Cluster.even(2)
-        self.planners.submit(StartPlanning(job, (file or self.file,), SHAPES, cluster, PlanOptions(planner, **options)))
-
-    def standby(self, job, file=None):
-        self.planners.submit(StartStandby(job, (file or self.file,)))
-
-    def answer(self, within_s=WAIT_S):
-        return self.answers.get(timeout=within_s)
-
-    def clear(self):
-        for job in self.jobs_on_disk():
-            self.planners.cancel(job)
-            self.folders.remove(job)
-        # A job that was still running has ended its process: the next test shall not meet that one, but another.
-        for queue_ in (self.planners.plans, self.planners.standbys):
-            while queue_._doomed:
-                time.sleep(0.01)
-            queue_.start()
-
-    def jobs_on_disk(self):
-        return sorted(int(path.name) for path in self.folders.directory.iterdir())
 
 
 @pytest.fixture(scope="module")
@@ -282,20 +233,22 @@ def test_it_reads_models_in_confinement(desk):
     assert b"BBGRAP_" not in Path(f"/proc/{pid}/environ").read_bytes()
 
 
-def test_folders_that_were_removed_and_made_anew_are_where_it_works(desk):
+def test_folders_that_were_removed_and_made_anew_are_where_it_works(tmp_path):
     """Somebody empties the state directory of a coordinator that runs: no new model was planned until it was started anew."""
-    desk.standby(1)
-    assert isinstance(desk.answer(), Planned)
-    for folder in (desk.models.directory, desk.folders.directory):
-        shutil.rmtree(folder)
-    desk.models.directory.mkdir()
-    desk.file = desk.keep(materialize("tiny").read_bytes())
-    desk.standby(2)
-    assert isinstance(desk.answer(), Planned)
-    pid = desk.planners.standbys.pid
-    desk.standby(3)
-    assert isinstance(desk.answer(), Planned)
-    assert desk.planners.standbys.pid == pid
+    with PlanningQueues() as planners:
+        desk = Desk(planners, tmp_path)
+        desk.standby(1)
+        assert isinstance(desk.answer(), Planned)
+        for folder in (desk.models.directory, desk.folders.directory):
+            shutil.rmtree(folder)
+        desk.models.directory.mkdir()
+        desk.file = desk.keep(materialize("tiny").read_bytes())
+        desk.standby(2)
+        assert isinstance(desk.answer(), Planned)
+        pid = planners.standbys.pid
+        desk.standby(3)
+        assert isinstance(desk.answer(), Planned)
+        assert planners.standbys.pid == pid
 
 
 def test_one_that_somebody_has_stopped_is_ended_and_its_job_done_by_another(desk, caplog):
@@ -388,58 +341,3 @@ def test_one_whose_coordinator_is_killed_leaves_no_files(tmp_path):
     finally:
         child.process.kill()
         child.close()
-
-
-@pytest.mark.parametrize(("number", "fault"), [(errno.ENOSPC, Fault.BUSY), (errno.EDQUOT, Fault.BUSY), (errno.EACCES, Fault.PLAN)])
-def test_a_full_disk_is_a_reason_to_come_again(number, fault, tmp_path):
-    """A campaign's: requests with a deadline of 30 s failed since the disk had been full for five."""
-
-    class Full:
-        def make(self, task):
-            raise OSError(number, os.strerror(number))
-
-    reply = PlannerReply.of(_reply(Task(tmp_path, {}, tmp_path, None), Full()).to_bytes())
-    assert (reply.fault, reply.text) == (fault.value, f"planner: the coordinator cannot keep what was planned: {os.strerror(number)}")
-
-
-def test_a_planner_whose_disk_is_full_goes_on(strange):
-    strange.plan(1, "some")
-    assert strange.answer().fault is Fault.MODEL
-    before = strange.planners.plans.pid
-    strange.plan(2, "says that the disk is full")
-    failed = strange.answer()
-    assert (failed.fault, failed.reason) == (Fault.BUSY, "the disk is full")
-    assert strange.planners.plans.pid == before
-
-
-def full(*args, **kwargs):
-    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-
-@pytest.mark.parametrize(("owner", "what"), [(ArtifactFolders, "make"), (models, "TemporaryDirectory")], ids=["plans", "models"])
-def test_a_full_disk_of_the_coordinator_itself_is_a_reason_to_come_again(strange, monkeypatch, owner, what):
-    monkeypatch.setattr(owner, what, full)
-    strange.plan(1, "some")
-    assert strange.answer().fault is Fault.BUSY
-    monkeypatch.undo()
-    strange.plan(2, "some")
-    assert strange.answer().reason == "no such trick: some"
-
-
-def test_without_room_for_temporary_files_they_are_started_for_the_next_job(tmp_path, monkeypatch, caplog):
-    """A coordinator on a full disk did not start: its planners' files had no place."""
-
-    def none(*args, **kwargs):
-        raise FileNotFoundError(errno.ENOENT, "No usable temporary directory found in ['/tmp']")
-
-    with monkeypatch.context() as full_disk:
-        full_disk.setattr(planner_process.tempfile, "TemporaryDirectory", none)
-        with PlanningQueues(STRANGE) as planners:
-            desk = Desk(planners, tmp_path)
-            assert "no process for standbys could be started yet: No usable temporary directory" in caplog.text
-            desk.plan(1, "some")
-            failed = desk.answer()
-            assert (failed.fault, "set TMPDIR to a folder" in failed.reason) == (Fault.BUSY, True)
-            full_disk.undo()
-            desk.plan(2, "some")
-            assert desk.answer().fault is Fault.MODEL
