@@ -178,7 +178,7 @@ class CoordinatorMachine:
             standby.ran_late = True  # it may never have answered, nor end: no agent is taken to find that out again where nobody waits
             if kept.options is None:
                 plan = standby
-                plan.planned, plan.latest = planned, kept.job
+                plan.planned, plan.latest, plan.is_restored = planned, kept.job, True
             else:
                 plan = self.planning.plans.setdefault(kept.key, ServedPlan(kept.key, kept.model, files, kept.shapes, kept.options, standby))
                 if not plan.variants:

@@ -229,6 +229,8 @@ class ServedPlan:
     """By agent, what is loaded when it is lost, as there is no room for it before; without variants, nothing can be made."""
     refused: dict[str, str] = field(default_factory=dict)
     """Of a standby: the nodes that cannot load it, and why."""
+    is_restored: bool = False
+    """Of a standby: whether an earlier coordinator has left it on the disk."""
     refusals: Counter[str] = field(default_factory=Counter)
     """How often each node could not load it since `failed` was empty."""
     timed: int = 0

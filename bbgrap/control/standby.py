@@ -102,10 +102,7 @@ class Standbys:
         member = self._next_node(standby, now)
         if member is None:
             if standby.refused and not standby.variants and standby.refused.keys() >= self.members.by_name.keys():
-                standby.fails("", Fault.EXECUTION, next(iter(standby.refused.values())), now)
-                # It is made anew when it is tried again: what is wrong may be what was made of it, a damaged file.
-                standby.planned = ()
-                return [ForgetPlan(standby.latest)]
+                return self._make_anew(standby, now)
             return []
         if any(variant.tracker.state == "loading" and self._queue(variant) <= self.loading.to_load(member.name) for variant in there):
             # It would wait there as long.
@@ -116,6 +113,19 @@ class Standbys:
         nodes = ((member.name, member.place),)
         self.loading.add(standby, standby.planned[0], nodes, standby.latest, "", now)
         return [*done, *self.loading.advance(standby, now)]
+
+    def _make_anew(self, standby: ServedPlan, now: float) -> list[CoordinatorInstruction]:
+        """Make a standby again that no node can load: what is wrong may be what was made of it, a damaged file.
+
+        Of one that was made just now its requests hear first; one that lay on the disk says nothing of the model.
+        """
+        standby.planned, was_restored, standby.is_restored = (), standby.is_restored, False
+        if was_restored:
+            standby.refused = {}
+            standby.refusals.clear()
+            return [ForgetPlan(standby.latest), *self.consider(standby, now)]
+        standby.fails("", Fault.EXECUTION, next(iter(standby.refused.values())), now)
+        return [ForgetPlan(standby.latest)]
 
     def _comes_first(self, variant: Variant) -> bool:
         """Whether the second copy waits for this one: until it is loaded, and until a model that somebody waits for has answered.
@@ -186,7 +196,7 @@ class Standbys:
 
     def planned(self, standby: ServedPlan, event: Planned) -> list[CoordinatorInstruction]:
         """Take what every copy is."""
-        standby.planned, standby.latest = event.variants, event.job
+        standby.planned, standby.latest, standby.is_restored = event.variants, event.job, False
         # The model's plans wait for what the standby comes to: also when it turns out that no node has room for it.
         self.loading.touch(standby)
         return []

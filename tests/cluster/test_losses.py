@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import psutil
 import pytest
+from onnx import helper, numpy_helper
 
 import bbgrap
 from bbgrap.bench import bench
@@ -20,6 +21,7 @@ from tests.cluster import tiny
 from tests.cluster.conftest import local_cluster
 from tests.hostile_models import endless
 from tests.known_agents import known_cluster
+from tests.onnx_models import model_of
 from tests.waiting import until
 
 pytestmark = pytest.mark.cluster
@@ -232,3 +234,29 @@ def test_plans_whose_weights_were_damaged_on_the_disk_of_the_coordinator_are_mad
         np.testing.assert_array_equal(session.run(None, {"x": rows(8)})[0], tiny.expected(rows(8)))
         until(lambda: session.prepare({"x": rows(8).shape}).agents == ("agent0", "agent1"), 30)
         assert "another digest" in cluster.log("coordinator", 1000)
+
+
+@pytest.mark.faults
+def test_a_standby_whose_weights_were_damaged_in_the_file_of_its_model_is_made_of_it_anew(tmp_path):
+    """Weights stay where the model has them: agents refuse these, and the client brings the model again."""
+    factors = np.random.default_rng(0).standard_normal((600, 600)).astype(np.float32)
+    model = model_of([helper.make_node("MatMul", ["x", "w"], ["y"])], {"x": [1, 600]}, {"y": [1, 600]})
+    model.graph.initializer.append(numpy_helper.from_array(factors, "w"))
+    x = np.ones((1, 600), np.float32)
+    with local_cluster(1, tmp_path) as cluster:
+        session = bbgrap.InferenceSession(model.SerializeToString(), cluster=cluster.connection, deadline_s=60)
+        wanted = session.run(None, {"x": x})[0]
+        np.testing.assert_allclose(wanted, x @ factors, rtol=1e-4, atol=1e-4)
+        until(lambda: "is ready on" in cluster.log("coordinator", 1000))
+        for name in ("coordinator", "agent0"):
+            cluster.kill(name)
+        (stored,) = (file for file in (cluster.logs / "state" / "models").iterdir() if file.stat().st_size > factors.nbytes)
+        content = bytearray(stored.read_bytes())
+        content[factors.nbytes // 2] ^= 1
+        stored.write_bytes(content)
+        for file in tmp_path.rglob("*.npy"):
+            file.unlink()
+        cluster.start_coordinator()
+        cluster.add_agent("agent0")
+        np.testing.assert_array_equal(session.run(None, {"x": x})[0], wanted)
+        assert "gone or damaged" in cluster.log("coordinator", 1000)
