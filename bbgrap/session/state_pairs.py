@@ -155,7 +155,7 @@ def initial_state(
     return {
         name: np.asarray(known[name]) if name in known else _empty(inputs[name], outputs[output], sizes)
         for name, output in pairs
-        if name in known or (name != output and name not in feed)
+        if name in known or name != output
     }
 
 

@@ -91,6 +91,15 @@ def with_a_copy_of_the_state():
     return model.SerializeToString()
 
 
+def reading_last(decoder):
+    """Return a decoder whose attention reads `last keys` and `last values`, not all."""
+    model = onnx.load_from_string(decoder)
+    for node in model.graph.node:
+        if node.op_type in {"Transpose", "MatMul"}:
+            node.input[:] = [{"present.0.key": "last keys", "present.0.value": "last values"}.get(name, name) for name in node.input]
+    return model.SerializeToString()
+
+
 def of_a_window():
     """Attention of each request to its own words and two before, of which keys and values are taken from the end."""
     nodes = [
@@ -102,11 +111,7 @@ def of_a_window():
         ("Slice", ["present.0.value", "from the end", "end", "third"], ["last values"]),
     ]
     constants = {"second": [1], "two": [2], "third": [2], "end": [np.iinfo(np.int64).max]}
-    model = onnx.load_from_string(with_nodes("MatMul", ("", ""), nodes, constants))
-    for node in model.graph.node:
-        if node.op_type in {"Transpose", "MatMul"}:
-            node.input[:] = [{"present.0.key": "last keys", "present.0.value": "last values"}.get(name, name) for name in node.input]
-    return model.SerializeToString()
+    return reading_last(with_nodes("MatMul", ("", ""), nodes, constants))
 
 
 def of_a_window_of_seven():
@@ -118,11 +123,7 @@ def of_a_window_of_seven():
         ("Add", ["scores", "of all heads"], ["mixed scores"]),
     ]
     constants = {"start": [-7], "third": [2], "end": [np.iinfo(np.int64).max], "heads": [1]}
-    model = onnx.load_from_string(with_nodes("Softmax", ("scores", "mixed scores"), nodes, constants))
-    for node in model.graph.node:
-        if node.op_type in {"Transpose", "MatMul"}:
-            node.input[:] = [{"present.0.key": "last keys", "present.0.value": "last values"}.get(name, name) for name in node.input]
-    return model.SerializeToString()
+    return reading_last(with_nodes("Softmax", ("scores", "mixed scores"), nodes, constants))
 
 
 def in_rows():
