@@ -94,6 +94,7 @@ class RequestAssigner:
         if has_copy_there and request.blamed in self._members.by_name:
             # What has ended a worker may end another: it takes the one that it has ended already, and the others go on.
             mine, copies = ([v for v in there if set(v.parts) == {request.blamed}] for there in (mine, copies))
+        mine, copies = self._without_aside(mine, copies)
         crowded = bool(mine) and answer_more_at_once(len(copies), plan)
         if mine and not crowded and (request.interruptions + request.broken < MAX_DEATHS or not has_copies):
             queue = plan.policy.choose([variant.queue for variant in mine], now)
@@ -107,6 +108,12 @@ class RequestAssigner:
             return homes, len(copy.queue.running), copy.usual_s * (LOADING_COSTS if shares else 1.0), shares, copy.epoch
 
         return min(free, key=cost, default=None)
+
+    def _without_aside(self, mine: list[Variant], copies: list[Variant]) -> tuple[list[Variant], list[Variant]]:
+        """Leave out what a node takes part in that is set aside, unless there is nothing else."""
+        aside = self._members.aside
+        others = [[v for v in there if aside not in v.parts] for there in (mine, copies)]
+        return (others[0], others[1]) if any(others) else (mine, copies)
 
     def _tried_on(self, standby: ServedPlan | None) -> Variant | None:
         """Return the copy of a standby that runs its first request or is being proved; None if it has answered, or nothing runs."""

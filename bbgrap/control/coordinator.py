@@ -107,6 +107,7 @@ class CoordinatorMachine:
         self.standbys = Standbys(self.members, self.links, self.loading)
         self.uploads = Uploads(dict(kept.files), kept.models)
         self.profiling = Profiling(self.members)
+        self._aside = ""
         spares = SparePlans(self.members, self.links, self.loading, self.standbys)
         self.statistics = RequestStatistics(settings, now)
         self.requests = Requests(settings, self.members, self.loading, self.planning, self.standbys, spares, self.statistics)
@@ -128,6 +129,9 @@ class CoordinatorMachine:
         if self.profiling.has_news:
             self.profiling.has_news = False
             done += self.planning.world_changed(now)
+        if self.members.aside != self._aside:
+            self._aside = self.members.aside
+            self.planning.touch_waiting()
         done += self.requests.go_on(now)
         self.statistics.note(done, now)
         return done
@@ -413,7 +417,8 @@ class CoordinatorMachine:
         done += self.blame.overdue(now)
         for plan in (*self.planning.waits_for_time(now), *self.standbys.waits_for_time(now)):
             self.loading.touch(plan)
-        done += self.profiling.in_background(now, is_idle=not self.requests.open and not self.loading.loading_agents)
+        is_idle = not self.requests.open and not self.loading.loading_agents
+        done += self.profiling.in_background(now, self.loading.busy_agents, self.planning.can_spare, is_idle=is_idle)
         done += self.links.overdue(now)
         self.faults.clear_tried(now)
         return [

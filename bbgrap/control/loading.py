@@ -251,6 +251,11 @@ class Loading:
         return any(variant.queue.running for variant in self.by_epoch.values())
 
     @property
+    def busy_agents(self) -> frozenset[str]:
+        """On whom anything runs, and who loads something."""
+        return self.loading_agents | {name for variant in self.by_epoch.values() if variant.queue.running for name in variant.parts}
+
+    @property
     def loading_agents(self) -> frozenset[str]:
         """Who has been told to load something and has not said that it has."""
         return frozenset(name for variant in self._loading() for name in variant.pending)

@@ -181,6 +181,8 @@ class Members:
         self.overrides = dict(stored.given)
         self.saw_agents = stored.saw_agents
         """Whether this cluster has ever had an agent."""
+        self.aside = ""
+        """The node on which no request begins that can run elsewhere, by name: it is to be measured."""
         self.ended: deque[int] = deque(maxlen=MAX_ENDED)
         """The latest runs that ended well: no worker is in a segment of one, whatever a heartbeat says that was on its way meanwhile."""
         self._numbers = settings.first_epoch

@@ -25,13 +25,15 @@ class PlanTrial:
     scaled: deque[NodesTime] = field(default_factory=lambda: deque(maxlen=KEPT))
 
     def verdict(self, nodes: tuple[str, ...], copies: Collection[tuple[str, ...]]) -> str:
-        """Return why a scaled variant on these nodes shall go; nothing if it may stay, or too little is known.
-
-        It is compared with the `copies` that are there: another one may have been on a faster node.
-        """
+        """Return why a scaled variant on these nodes shall go; nothing if it may stay, or too little is known."""
         mine = [seconds for on, seconds in self.scaled if on == nodes]
+        return "" if len(mine) < TRIALS else self.beside_standby(median(mine[1:]), copies)
+
+    def beside_standby(self, took: float, copies: Collection[tuple[str, ...]], gain: float = 0.0) -> str:
+        """Return that copies of the standby take so much less than this, in seconds; nothing if they do not, or are not known to.
+
+        Those count that are there: another one may have been on a faster node.
+        """
         others = [seconds for on, seconds in self.standby if on in copies]
-        if len(mine) < TRIALS or not others:
-            return ""
-        took, other = median(mine[1:]), median(others[1:] or others)
-        return "" if took <= other else f"requests took {1e3 * took:.1f} ms on it, and {1e3 * other:.1f} ms on one node"
+        other = median(others[1:] or others) if others else took
+        return "" if (1 - gain) * took <= other else f"requests took {1e3 * took:.1f} ms on it, and {1e3 * other:.1f} ms on one node"

@@ -38,6 +38,8 @@ EARNED = 3
 MAX_AHEAD = 32
 """Plans that are held until they are earned; the least recently asked one makes room. Chosen: each is a file of some megabytes."""
 NO_ROOM = f"nodes have no room beside the variants of plans used in the last {IN_USE_S:.0f} s; it is loaded when some are not"
+SPARED = 3.0
+"""How much longer requests may take while a node is measured. Chosen: where it is more, both together gain a third at most."""
 ONE_NODE = Fault.PLAN, "planner: one node is the fastest for inputs half as large, so no plan is looked for"
 STANDBY_FIRST_S = 5.0
 """How long a plan that nobody waits for gives way to its standby, which answers sooner then: they want the same processors, disk and
@@ -118,6 +120,12 @@ class Planning:
             if job is not None and not alive.issuperset(job.names):
                 done += self.cancel(plan)
         return done
+
+    def touch_waiting(self) -> None:
+        """Look again at the plans whose requests or synthetic ones wait: a node takes part again, or does not for a while."""
+        for plan in self.plans.values():
+            if plan.waiting or plan.timing is not None:
+                self.loading.touch(plan)
 
     def cancel(self, plan: ServedPlan) -> list[CoordinatorInstruction]:
         """Stop the job of a plan, or forget what was made ahead, if there is either."""
@@ -267,6 +275,18 @@ class Planning:
     def _is_nearly_earned(self, plan: ServedPlan, now: float) -> bool:
         """Whether a plan is earned with the next request, and nothing is held for that."""
         return plan.ahead is None and plan.requests == EARNED - 1 and plan.is_used(now)
+
+    def can_spare(self, name: str, now: float) -> bool:
+        """Whether nothing is planned, loaded or timed, and requests run nearly as fast without a node."""
+        if self._is_planning or self.loading.loading_agents or any(plan.timing is not None for plan in self.plans.values()):
+            return False
+        for plan in [plan for plan in self.plans.values() if plan.is_used(now)]:
+            there = [*(plan.open_variants if plan.serves else ()), *(plan.helper.open_variants if plan.helper is not None else ())]
+            times = [variant.usual_s for variant in there if name in variant.parts and variant.usual_s]
+            without = [variant.usual_s for variant in there if name not in variant.parts]
+            if times and (not without or min(without) > SPARED * min(times)):
+                return False
+        return True
 
     @property
     def _is_planning(self) -> bool:

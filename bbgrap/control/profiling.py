@@ -1,12 +1,16 @@
 """Measuring nodes for clients: how fast they work all at once, as they will, then their links one node after the other.
 
-Laws: links are measured while nothing else is; who cannot be measured does not keep the others from it; what nobody called for makes
-nothing wait.
+What nobody called for is measured while nothing else goes on. Where requests never cease, one node after the other is *set aside* for it,
+while they run on the others: a node that is not known makes plans slow, which would be so for ever.
+
+Laws: links are measured while nothing else is; who cannot be measured does not keep the others from it; no request that can run on nothing
+but the node that is set aside waits for its end.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 from itertools import count
 
@@ -34,6 +38,10 @@ LATER_S = 30.0
 """When a measurement is tried again that was broken off, or that has failed once; twice as long each further time."""
 LONGEST_S = 3600.0
 """Chosen: so often a worker may end that has not the memory to be measured."""
+BUSY_S = 10.0
+"""How long a node may be unknown for want of an idle moment, before it is set aside. Chosen."""
+RUNS_OUT_S = 5.0
+"""How long what runs on a node that is set aside may take; then it is tried later."""
 
 
 @dataclass(slots=True)
@@ -110,6 +118,11 @@ class Profiling:
         self._again_at = 0.0
         self._failed: dict[str, tuple[float, float]] = {}
         """How long to wait, and until when, before a node is measured again by itself; by name."""
+        self._all_known = 0.0
+        """When all nodes that could be measured were known last, in seconds."""
+        self._aside_since = 0.0
+        self._is_untold = False
+        """Whether plans wait for what is known until more is."""
         self.has_news = False
         """Whether there are profiles that plans have not been told of."""
 
@@ -243,27 +256,68 @@ class Profiling:
         """Believe what was measured, now and after a restart."""
         known = [*running.done, *running.without_links]
         self.members.measured.update({profile.name: profile for profile in known})
-        self.has_news = bool(known)
+        if self.members.aside:
+            # Those that come after it are set aside by the next tick: one plan is made of all that is known then.
+            self._is_untold |= bool(known)
+        else:
+            self.has_news = bool(known)
         saved = (SaveProfile(profile, by_hand=False) for profile in known)
         return [*saved, *(Audit("measured", {"agent": profile.name}) for profile in known)]
 
     # --- in the background --------------------------------------------------------------------------------------------------------
 
-    def in_background(self, now: float, *, is_idle: bool) -> list[CoordinatorInstruction]:
-        """Measure the nodes of which nothing is known, once nothing else has gone on for a while; break that off when something does."""
-        running = self._round
+    def in_background(
+        self, now: float, busy: Collection[str], can_spare: Callable[[str, float], bool], *, is_idle: bool
+    ) -> list[CoordinatorInstruction]:
+        """Measure the nodes of which nothing is known, once nothing else has gone on for a while; break that off when something does.
+
+        `busy` are the nodes that run or load something. Where the cluster is never idle, one that it can spare is set aside.
+        """
+        running, aside = self._round, self.members.by_name.get(self.members.aside)
+        unknown = [member for member in self._due(now) if self._is_unknown(member)]
         if not is_idle:
             self._again_at = max(self._again_at, now + IDLE_S)
-            return self._break_off(running, now) if running is not None and not running.identity else []
-        if running is not None or now < self._again_at or not any(map(self._is_unknown, self._due(now))):
-            return []
-        self._again_at = now + LATER_S
-        self._waiting.append((b"", MeasureUnknown(0)))
+        if running is not None:
+            is_disturbed = not is_idle if aside is None else aside.name in busy
+            return self._break_off(running, now) if is_disturbed and not running.identity else []
+        if aside is not None and aside in unknown:
+            return self._go_on_aside(aside, now, is_busy=aside.name in busy)
+        self.members.aside = ""
+        if not unknown:
+            self._all_known = now
+        elif is_idle and now >= self._again_at:
+            self._again_at = now + LATER_S
+            self._waiting.append((b"", MeasureUnknown(0)))
+        elif not is_idle and now > self._all_known + BUSY_S:
+            ranked = sorted(unknown, key=lambda member: (member.name in busy, name_order(member.name)))
+            self.members.aside = next((member.name for member in ranked if can_spare(member.name, now)), "")
+            self._aside_since = now
+        if not self.members.aside:
+            self.has_news, self._is_untold = self._is_untold, False
         return self._go_on(now)
+
+    def _go_on_aside(self, member: Member, now: float, *, is_busy: bool) -> list[CoordinatorInstruction]:
+        """Measure the node that is set aside once nothing runs on it any more; if something does for long, later."""
+        if is_busy:
+            if now > self._aside_since + RUNS_OUT_S:
+                self._put_off(member.name, now)
+            return []
+        self._waiting.append((b"", MeasureNodes(0, member.name)))
+        said = f"'{member.name}' is measured; requests run on the others meanwhile"
+        return [Log(said, node=member.name), *self._go_on(now)]
+
+    def _put_off(self, name: str, now: float) -> float:
+        """Measure a node later, ever more seldom; returns how long that is away, in seconds."""
+        wait = min(LONGEST_S, 2 * self._failed[name][0]) if name in self._failed else LATER_S
+        self._failed[name] = wait, now + wait
+        return wait
 
     def _break_off(self, running: _Round, now: float) -> list[CoordinatorInstruction]:
         """End a round; of nodes whose links have not been measured by then nothing is kept."""
         self._again_at = now + LATER_S
+        if self.members.aside:
+            self._put_off(self.members.aside, now)
+            self.members.aside = ""
         ended = [ToAgent(turn.member.identity, EndMeasuring(turn.question.measurement)) for turn in running.turns]
         running.working.clear()
         running.unlinked.clear()
@@ -282,8 +336,6 @@ class Profiling:
         for name, fault in running.faults.items():
             again = ""
             if name not in known:
-                wait = min(LONGEST_S, 2 * self._failed[name][0]) if name in self._failed else LATER_S
-                self._failed[name] = wait, now + wait
-                again = f"; the next try is in {wait:g} s"
+                again = f"; the next try is in {self._put_off(name, now):g} s"
             done.append(Log(f"in the background: {fault}{again}", node=name))
         return done

@@ -16,7 +16,9 @@ from typing import Literal
 
 from bbgrap.control.coordinator_instructions import Base, CoordinatorInstruction, Log
 from bbgrap.control.loading import Loading
+from bbgrap.control.plan_trial import TRIALS
 from bbgrap.control.plans import ServedPlan, Variant
+from bbgrap.control.variants import GAIN
 from bbgrap.planners.options import AUTO
 from bbgrap.protocol.faults import Fault
 
@@ -84,16 +86,37 @@ def learn(plan: ServedPlan, variant: Variant, seconds: float, loading: Loading) 
         trial.standby.append((nodes, seconds))
     elif variant.is_scaled:
         trial.scaled.append((nodes, seconds))
-    copies = [] if plan.standby is None else [tuple(copy.parts) for copy in plan.standby.open_variants]
+    copies = _copies_of(plan)
     judged = {v: trial.verdict(tuple(v.parts), copies) for v in plan.variants if v.is_scaled and not v.queue.running}
     scaled = [v for v, why in judged.items() if why]
     if not scaled:
         return []
-    why = judged[scaled[0]]
     trial.scaled.clear()
-    for slow in scaled:
-        plan.failed[slow.world] = Fault.PLAN, f"planner: {judged[slow]}"
+    return give_up(plan, scaled, judged[scaled[0]], loading)
+
+
+def slower_than_standby(plan: ServedPlan, took: float) -> str:
+    """Return why a plan that was searched for shall go, which takes so long, in seconds: the standby is faster, and nobody waits for it.
+
+    Nothing if it may stay, or too little is known.
+    """
+    if plan.options is None or plan.options.planner != AUTO or plan.is_stream or plan.callers or len(plan.trial.standby) < TRIALS:
+        return ""
+    return plan.trial.beside_standby(took, _copies_of(plan), GAIN)
+
+
+def give_up(plan: ServedPlan, variants: Iterable[Variant], why: str, loading: Loading) -> list[CoordinatorInstruction]:
+    """Release variants that are slower than the standby; nothing is planned over the same agents."""
+    slow = list(variants)
+    for variant in slow:
+        plan.failed[variant.world] = Fault.PLAN, f"planner: {why}"
+    what = "a plan made like another" if all(variant.is_scaled for variant in slow) else "a plan"
     return [
-        Log(f"{plan.called}: a plan made like another is given up: {why}", event="given up", model=plan.model),
-        *(i for v in scaled for i in loading.release(v)),
+        Log(f"{plan.called}: {what} is given up: {why}", event="given up", model=plan.model),
+        *(i for variant in slow for i in loading.release(variant)),
     ]
+
+
+def _copies_of(plan: ServedPlan) -> list[tuple[str, ...]]:
+    """Return where copies of its standby take requests."""
+    return [] if plan.standby is None else [tuple(copy.parts) for copy in plan.standby.open_variants]

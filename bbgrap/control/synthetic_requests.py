@@ -16,6 +16,7 @@ from bbgrap.control.plan_progress import progress
 from bbgrap.control.plan_reports import measured_text
 from bbgrap.control.planning import Planning
 from bbgrap.control.plans import ServedPlan, Variant
+from bbgrap.control.scaled_plans import give_up, slower_than_standby
 from bbgrap.control.stalls import USUAL, is_unusual, state_on_its_way_s, usual_s_of
 from bbgrap.control.variants import PROBE_WITHIN_S, TIMING_S, LeastFinishTime, Timing
 from bbgrap.planners.options import AUTO
@@ -29,6 +30,8 @@ SLOWER = 10.0
 """How much longer than predicted a model may take to prove that it ends. Chosen: a core that ten programs share."""
 UNASKED_S = 4.0
 """How long it may take beyond that where nobody waits for its plan. Chosen: an agent is not to be taken for longer."""
+AS_FAILURES = 5
+"""A plan that is slower than the standby is as one that failed so often before: the next is made a minute later. Chosen."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +127,7 @@ class SyntheticRequests:
             plan.timing.give_up()
         epoch = plan.timing.next(now)
         if epoch is None:
-            return self._end(plan)
+            return self._end(plan, now)
         if self._must_wait(plan.timing, epoch, now):
             if self._holder is plan:
                 self._release_turn(now)
@@ -181,14 +184,22 @@ class SyntheticRequests:
             return [*self._serve(plan), Log(text, event="serves", model=plan.model, epoch=only.epoch)]
         inputs = synthetic_inputs(newest[0].planned.artifacts.host)
         if inputs is None:
-            return self._end(plan)
+            return self._end(plan, now)
         self._is_timing = True
         plan.timing = Timing([variant.epoch for variant in contenders], inputs, now + TIMING_S)
         return [*progress(plan, self._planning.members), *self.go_on(plan, now)]
 
-    def _end(self, plan: ServedPlan) -> list[CoordinatorInstruction]:
+    def _end(self, plan: ServedPlan, now: float) -> list[CoordinatorInstruction]:
         timing, plan.timing = plan.timing, None
-        plan.policy.begin({} if timing is None else timing.medians())
+        medians = {} if timing is None else timing.medians()
+        if medians and (why := slower_than_standby(plan, min(medians.values()))):
+            # Little was known of the nodes, or it was wrong.
+            self._release_turn(self._rest_until)
+            plan.failures = max(plan.failures, AS_FAILURES)
+            plan.wait(now)
+            return give_up(plan, [variant for variant in plan.variants if not variant.queue.running], why, self._loading)
+        plan.trial.standby.clear()
+        plan.policy.begin(medians)
         return [*self._serve(plan), Log(measured_text(plan), event="serves", model=plan.model, epoch=plan.number)]
 
     def _serve(self, plan: ServedPlan) -> list[CoordinatorInstruction]:
@@ -214,9 +225,7 @@ class SyntheticRequests:
         """Let requests go on until then."""
         self._holder = None
         self._rest_until = until
-        for plan in self._planning.plans.values():
-            if plan.waiting or plan.timing is not None:
-                self._loading.touch(plan)
+        self._planning.touch_waiting()
 
     def done(self, number: int, now: float) -> None:
         """Take the time of a request, if it is one of these; look whether one of these can begin now, if it is not."""

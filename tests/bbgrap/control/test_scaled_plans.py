@@ -108,6 +108,46 @@ def test_a_scaled_plan_that_is_slower_than_the_standby_goes_for_good():
     assert all(len(agent.loaded) == 2 + (agent.name == "a") for agent in story.wire.agents.values()), "standby, plan; a: it alone, too"
 
 
+def searched_beside_standby(story: Story) -> None:
+    """Let a plan be found once the standby has answered some requests."""
+    found = []
+    story.wire.plan = lambda job: found.append(planned(job))
+    story.served(FIRST, 2 * TRIALS)
+    story.wire.plan = planned
+    story.wire.carry_plan(found[0])
+    story.wire.settle_for(10.0)
+
+
+def test_one_that_was_searched_for_and_is_slower_than_the_standby_does_not_serve_and_another_is_searched_for_later():
+    """Of two nodes of which one was unknown that one was taken for the faster one: what served took 133 ms, the standby on the other 97."""
+    story = Story(both=0.03, alone=0.02)
+    story.wire.seconds[B] = 0.01
+    searched_beside_standby(story)
+    assert story.plan(FIRST).variants == []
+    assert "requests took 20.0 ms on it, and 10.0 ms on one node" in story.prepare(wait=False)["why_not"]
+    assert B in story.served(FIRST, 3)
+    story.wire.settle_for(50.0)
+    assert len(story.wire.jobs) == 1
+    story.wire.seconds[BOTH] = 0.005
+    story.wire.settle_for(20.0)
+    story.served(FIRST)
+    story.wire.settle_for(10.0)
+    assert len(story.wire.jobs) == 2
+    assert story.served(FIRST, 3) == [BOTH] * 3
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_one_that_is_hardly_slower_or_that_somebody_waits_for_serves(waits):
+    story = Story(both=0.03 if waits else 0.0102, alone=0.02)
+    story.wire.seconds[B] = 0.01
+    if waits:
+        story.served(FIRST, 2 * TRIALS)
+        story.prepare()
+    else:
+        searched_beside_standby(story)
+    assert story.plan(FIRST).serving
+
+
 def test_one_that_is_faster_stays():
     story = Story()
     story.prepare(FIRST)

@@ -100,6 +100,13 @@ def test_a_drift_is_noticed_and_the_other_variant_takes_over():
     assert before.count(SINGLE) <= len(before) / TRIAL_SHARE + 1
 
 
+def test_requests_that_take_longer_than_synthetic_ones_did_are_a_drift():
+    """A node with half of a core computed a synthetic request at full speed, for it rested between them; the slower plan stayed."""
+    policy = started({PLAN: 1.0, SINGLE: 1.3})
+    feed(policy, {PLAN: 1.5, SINGLE: 1.3}, 300)
+    assert policy.serving == SINGLE
+
+
 def test_a_drift_that_the_other_variant_shares_changes_nothing():
     policy = started({PLAN: 1.0, SINGLE: 1.6})
     feed(policy, {PLAN: 1.0, SINGLE: 1.6}, 50)

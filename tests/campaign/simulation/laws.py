@@ -63,7 +63,9 @@ def state_faults(head: Head) -> list[str]:  # noqa: C901 - one branch per law
             plan.waiting
             and not requests.synthetic.has_turn
             and not _is_crowded(plan)
-            and any(not v.queue.running if plan.is_stream else v.queue.has_room for v in plan.serving)
+            and any(
+                not v.queue.running if plan.is_stream else v.queue.has_room for v in plan.serving if machine.members.aside not in v.parts
+            )
         ):
             first = requests.open[plan.waiting[0]]
             places = [v for v in plan.serving if v.queue.has_room] if first.sequence is not None else []
