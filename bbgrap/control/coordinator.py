@@ -93,7 +93,7 @@ NO_AGENT = "no agent is there to work; start one with: bbgrap-agent --join tcp:/
 class CoordinatorMachine:
     """The control side of the coordinator.
 
-    Invariants: after every event, nothing that takes requests is idle while a request waits for it.
+    Invariants: after every event, nothing that takes requests is idle while a request waits for it, but a node that is set aside.
     """
 
     def __init__(self, settings: Settings, stored: SavedState | None = None, now: float = 0.0) -> None:

@@ -3,9 +3,9 @@
     RunModel -> waiting -> (the plan, else the standby, has room) running -> answered
                    ^----- what it ran on is lost --'                (a traced one: running -> recording -> answered)
 
-Laws: every caller is answered exactly once; after `go_on`, nothing that takes requests is idle while a request waits for it; a variant is
-timed by requests that had the coordinator to themselves; a request that was accepted ends with its answer, its deadline, or the reason why
-nothing can run it.
+Laws: every caller is answered exactly once; after `go_on`, nothing that takes requests is idle while a request waits for it, but what a
+node takes part in that is set aside; a variant is timed by requests that had the coordinator to themselves; a request that was accepted
+ends with its answer, its deadline, or the reason why nothing can run it.
 """
 
 from __future__ import annotations
