@@ -8,6 +8,7 @@ operators only; where it does not, or where onnxruntime cannot write what it mad
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +20,7 @@ from bbgrap.engine.current_opset import in_current_opset
 from bbgrap.engine.free_sizes import sizes_of_free
 from bbgrap.engine.optimizing import optimized
 from bbgrap.engine.quantized import FLOAT_FUSIONS, is_quantized
-from bbgrap.engine.sessions import ADDS_BEFORE_NORMS, make_session
+from bbgrap.engine.sessions import ADDS_BEFORE_NORMS, JOINS_AXES, make_session
 from bbgrap.engine.true_types import typed_graph
 from bbgrap.errors import ModelError
 from bbgrap.graph.onnx_few_bits import accuracy_levels
@@ -28,6 +29,7 @@ from bbgrap.graph.onnx_group_norms import with_plain_group_norms
 from bbgrap.graph.onnx_io import OnnxModel, as_model_error, read_model, with_input_shapes
 from bbgrap.graph.onnx_opset import as_old_as_its_operators
 from bbgrap.graph.onnx_read import checker_fault
+from bbgrap.graph.onnx_shapes import without_weights
 from bbgrap.graph.onnx_subnormal import without_subnormal_weights
 from bbgrap.graph.types import Graph
 from bbgrap.tdl.bit_sensitive import CHOOSING, CONTROL, INT8_ACTIVATIONS, ROUNDING
@@ -35,7 +37,14 @@ from bbgrap.tdl.bit_sensitive import CHOOSING, CONTROL, INT8_ACTIVATIONS, ROUNDI
 JUMPS = ROUNDING | CHOOSING | CONTROL
 """Operators behind which other bits may be another answer."""
 
-_OF_SUMS_AND_NORMS = {("com.microsoft", op) for op in ("SkipLayerNormalization", "SkipSimplifiedLayerNormalization")}
+_JOINED = {
+    ("", "Gemm"): "product and bias",
+    ("com.microsoft", "QGemm"): "product and bias",
+    ("com.microsoft", "SkipLayerNormalization"): "sum and norm",
+    ("com.microsoft", "SkipSimplifiedLayerNormalization"): "sum and norm",
+}
+"""What onnxruntime makes one operator of where it knows sizes that it needs for that."""
+
 _WITH_BODIES = ("If", "Loop", "Scan", "SequenceMap")
 
 
@@ -115,8 +124,8 @@ def fold(model: OnnxModel, free: OnnxModel | None = None) -> OnnxModel:
     """Apply onnxruntime's basic optimisations; to a quantized model also those that bring it into its integer form.
 
     One whose products round what they read to bytes gets them all, too: a bias added by the product, or by the node behind it, has other
-    last bits than one added by itself, as a piece would that has no part of the product. With sizes that have been told onnxruntime makes
-    one operator of more sums and normalisations than of the file, `free`, which would have other last bits, too.
+    last bits than one added by itself, as a piece would that has no part of the product. With sizes that have been told onnxruntime joins
+    more than in the file, `free`: products with their biases, sums with their normalisations. They would have other last bits, too.
 
     Raises:
         ModelError: if onnxruntime cannot load the model.
@@ -124,8 +133,8 @@ def fold(model: OnnxModel, free: OnnxModel | None = None) -> OnnxModel:
     quantized = is_quantized(model) or INT8_ACTIVATIONS in accuracy_levels(model)
     level = ort.GraphOptimizationLevel.ORT_ENABLE_ALL if quantized else ort.GraphOptimizationLevel.ORT_ENABLE_BASIC
     folded = optimized(*model.detached(), level, model.name, without=FLOAT_FUSIONS if quantized else ())
-    if quantized and free is not None and _joins_more(model, folded, free):
-        folded = optimized(*model.detached(), level, model.name, without=(*FLOAT_FUSIONS, ADDS_BEFORE_NORMS))
+    if quantized and free is not None and _joined(folded) - _joined(model):
+        folded = _joined_as_the_file(model, folded, free)
     added = {op for op in folded.operators - model.operators if op[0]}
     if (added and not quantized) or not loads_again(folded):
         return model
@@ -135,13 +144,21 @@ def fold(model: OnnxModel, free: OnnxModel | None = None) -> OnnxModel:
     return folded
 
 
-def _joins_more(model: OnnxModel, folded: OnnxModel, free: OnnxModel) -> bool:
-    """Tell whether onnxruntime has made operators of sums and normalisations, but makes none of the model as the file has it."""
-    made = _OF_SUMS_AND_NORMS & (folded.operators - model.operators)
-    if not made:
-        return False
+def _joined(model: OnnxModel) -> Counter[str]:
+    """Count the operators of `_JOINED`, by what they are of."""
+    kinds = (_JOINED.get((node.domain, node.op_type)) for node in model.proto.graph.node)
+    return Counter(kind for kind in kinds if kind is not None)
+
+
+def _joined_as_the_file(model: OnnxModel, folded: OnnxModel, free: OnnxModel) -> OnnxModel:
+    """Return `folded`, if onnxruntime joins as much in the model as the file has it; else what it makes of that, with its sizes told."""
     level = ort.GraphOptimizationLevel.ORT_ENABLE_ALL
-    return not made <= optimized(*free.detached(), level, free.name, without=FLOAT_FUSIONS).operators
+    sizes = {item.name: item.concrete for item in model.inputs if item.concrete is not None}
+    made = optimized(*without_weights(free, sizes).detached(), level, free.name, without=FLOAT_FUSIONS)
+    if _joined(made) == _joined(folded) or not loads_again(made):
+        return folded
+    told = with_plain_group_norms(in_current_opset(with_input_shapes(made, sizes), {}), JUMPS)
+    return optimized(*told.detached(), level, model.name, without=(*FLOAT_FUSIONS, ADDS_BEFORE_NORMS, JOINS_AXES))
 
 
 def loads_again(folded: OnnxModel) -> bool:

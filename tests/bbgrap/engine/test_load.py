@@ -193,3 +193,36 @@ def test_a_segment_does_not_quantize_what_it_hands_on():
     x = np.random.default_rng(0).standard_normal((3, 4)).astype(np.float32)
     (handed,) = make_session(data, threads=1, segment=True).run(["handed"], {"x": x})
     np.testing.assert_array_equal(handed, -x)
+
+
+def biased(shape):
+    """Twice a product of bytes, plus a bias, in bytes again: of all axes, and of the mean over the second."""
+    nodes = [helper.make_node("DequantizeLinear", ["w_q", "w_step", "w_zero"], ["w"])]
+    nodes.append(helper.make_node("ReduceMean", ["x"], ["mean"], axes=[1], keepdims=0))
+    for x, y in (("x", "y"), ("mean", "z")):
+        nodes += [
+            helper.make_node("QuantizeLinear", [x, "step", "zero"], [f"{y}_read"]),
+            helper.make_node("DequantizeLinear", [f"{y}_read", "step", "zero"], [f"{y}_rounded"]),
+            helper.make_node("MatMul", [f"{y}_rounded", "w"], [f"{y}_product"]),
+            helper.make_node("Add", [f"{y}_product", "bias"], [f"{y}_sum"]),
+            helper.make_node("QuantizeLinear", [f"{y}_sum", "step", "zero"], [f"{y}_bytes"]),
+            helper.make_node("DequantizeLinear", [f"{y}_bytes", "step", "zero"], [y]),
+        ]
+    random = np.random.default_rng(1)
+    stored = {"w_q": random.integers(0, 256, (128, 32)).astype(np.uint8), "bias": random.standard_normal(32).astype(np.float32)}
+    stored |= {"w_step": np.array(0.003, np.float32), "step": np.array(0.04, np.float32)}
+    stored |= {"w_zero": np.array(128, np.uint8), "zero": np.array(128, np.uint8)}
+    return model_of(nodes, {"x": shape}, ["y", "z"], stored)
+
+
+@pytest.mark.parametrize("shape", [[None, None, 128], ["b", "s", 128], [1, 40, 128]], ids=["free", "named", "fixed"])
+def test_a_bias_is_part_of_a_quantized_product_where_onnxruntime_makes_it_one_of_the_file(shape, tmp_path):
+    """That is a sum of integers, rounded once; with free sizes onnxruntime makes it so of two axes, and not of three."""
+    path = tmp_path / "m.onnx"
+    path.write_bytes(biased(shape).SerializeToString())
+    graph = load_graph(path, {"x": (1, 40, 128)})
+    whole, segment = make_session(path, threads=1), make_session(write_graph(graph, weights="inline").data, threads=1, segment=True)
+    for number in range(20):
+        feeds = {"x": skipped(number)["x"]}
+        for found, expected in zip(segment.run(None, feeds), whole.run(None, feeds), strict=True):
+            np.testing.assert_array_equal(found, expected)
