@@ -18,7 +18,7 @@ import onnxruntime as ort
 
 from bbgrap.engine.current_opset import in_current_opset
 from bbgrap.engine.free_sizes import sizes_of_free
-from bbgrap.engine.optimizing import optimized
+from bbgrap.engine.optimizing import optimized, writes_out
 from bbgrap.engine.quantized import FLOAT_FUSIONS, is_quantized
 from bbgrap.engine.sessions import ADDS_BEFORE_NORMS, JOINS_AXES, make_session
 from bbgrap.engine.true_types import typed_graph
@@ -135,6 +135,8 @@ def fold(model: OnnxModel, free: OnnxModel | None = None) -> OnnxModel:
     folded = optimized(*model.detached(), level, model.name, without=FLOAT_FUSIONS if quantized else ())
     if quantized and free is not None and _joined(folded) - _joined(model):
         folded = _joined_as_the_file(model, folded, free)
+    if writes_out(model):  # which it does when constants have been folded
+        folded = optimized(*folded.detached(), ort.GraphOptimizationLevel.ORT_ENABLE_BASIC, model.name)
     added = {op for op in folded.operators - model.operators if op[0]}
     if (added and not quantized) or not loads_again(folded):
         return model

@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 
 import onnxruntime as ort
-from onnxruntime.capi.onnxruntime_pybind11_state import get_all_operator_schema
+from onnxruntime.capi.onnxruntime_pybind11_state import get_all_operator_schema, get_all_opkernel_def
 
 from bbgrap.engine.sessions import open_session, session_options
 from bbgrap.graph.onnx_defaults import Defaults, drop_defaults
@@ -55,6 +55,16 @@ def optimized(
         model = parse_model(file.read_bytes(), directory, name)  # its weights stay mapped after their file is gone
     drop_defaults(model.proto.graph, _own_defaults())
     return model
+
+
+def writes_out(model: OnnxModel) -> bool:
+    """Tell whether onnxruntime writes out an operator of a model in others, having no kernel of it: its function."""
+    return not model.operators <= _with_kernels()
+
+
+@cache
+def _with_kernels() -> frozenset[tuple[str, str]]:
+    return frozenset((kernel.domain, kernel.op_name) for kernel in get_all_opkernel_def())
 
 
 @cache

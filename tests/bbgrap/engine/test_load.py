@@ -226,3 +226,29 @@ def test_a_bias_is_part_of_a_quantized_product_where_onnxruntime_makes_it_one_of
         feeds = {"x": skipped(number)["x"]}
         for found, expected in zip(segment.run(None, feeds), whole.run(None, feeds), strict=True):
             np.testing.assert_array_equal(found, expected)
+
+
+def test_what_onnxruntime_makes_of_a_function_is_folded_too(tmp_path):
+    """It has no kernel of `CenterCropPad`, and writes out its function when constants have been folded."""
+    nodes = [helper.make_node("CenterCropPad", ["x", "sizes"], ["cut"], axes=[2, 3]), helper.make_node("Conv", ["cut", "w"], ["y"])]
+    stored = {"sizes": np.array([20, 30]), "w": np.random.default_rng(0).standard_normal((4, 3, 3, 3)).astype(np.float32)}
+    path = write_model(tmp_path / "m.onnx", nodes, {"x": ["b", 3, "h", "w"]}, {"y": None}, stored, opset=18)
+    graph = load_graph(path, {"x": (1, 3, 40, 24)})
+    assert {node.op for node in graph.nodes} <= {"Pad", "Slice", "Conv"}
+    assert graph.types["cut"].shape == (1, 3, 20, 30)
+
+
+def test_a_condition_that_follows_from_constants_decides_if_its_constants_are_cast(tmp_path):
+    """As what is written in onnxscript casts all of its numbers: `mode == 0`."""
+    branches = {
+        name: helper.make_graph([helper.make_node(op, ["x"], [name])], name, [], [helper.make_tensor_value_info(name, 1, None)])
+        for name, op in (("then_branch", "Relu"), ("else_branch", "Sigmoid"))
+    }
+    nodes = [
+        helper.make_node("CastLike", ["zero", "mode"], ["same"]),
+        helper.make_node("Equal", ["mode", "same"], ["condition"]),
+        helper.make_node("If", ["condition"], ["y"], **branches),
+    ]
+    stored = {"zero": np.array(0, np.int32), "mode": np.array(1)}
+    path = write_model(tmp_path / "m.onnx", nodes, {"x": [3, 4]}, {"y": None}, stored)
+    assert [node.op for node in load_graph(path, {}).nodes] == ["Sigmoid"]
