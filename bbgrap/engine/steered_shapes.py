@@ -4,6 +4,8 @@
     Shape, Gather, Neg, Max    ── first ──────────────────────────► Slice
 
 PyTorch's exporter writes the first for each of its `expand`, the second for tables of places that are cut to all words.
+
+So are those of what onnxruntime's own quantizers make of scalars, which it declares like tensors of unknown rank.
 """
 
 from __future__ import annotations
@@ -13,16 +15,18 @@ from collections.abc import Callable, Container, Mapping
 import numpy as np
 
 from bbgrap.engine.told_numbers import told_numbers
-from bbgrap.graph.types import Graph, TensorType
+from bbgrap.graph.types import DType, Graph, Node, TensorType
 
 
 def steered_shapes(graph: Graph, declared: Container[str] = ()) -> dict[str, TensorType]:
-    """Return the types of what is expanded, repeated or sliced by lists that can be computed now.
+    """Return the types of what is expanded, repeated or sliced by lists that can be computed now, and of what is quantized or was.
 
     Of what nobody knows a shape, and none was `declared` of.
     """
     found: dict[str, TensorType] = {}
     for node in graph.nodes:
+        if node.op in _QUANTIZERS:
+            found |= _as_read(graph, node)
         if node.domain or node.op not in _STEERED or node.first_output in declared or graph.types[node.first_output].shape is not None:
             continue
         before = graph.types[node.inputs[0]]
@@ -35,6 +39,13 @@ def steered_shapes(graph: Graph, declared: Container[str] = ()) -> dict[str, Ten
             continue
         found[node.first_output] = TensorType(before.dtype, shape)
     return found
+
+
+def _as_read(graph: Graph, node: Node) -> dict[str, TensorType]:
+    """Return the type of what a quantizer makes, if nobody knows its shape but that of what it reads."""
+    made, shape = graph.types[node.first_output], graph.types[node.inputs[0]].shape
+    unknown = made.shape is None and made.dtype is not DType.OTHER
+    return {node.first_output: TensorType(made.dtype, shape)} if unknown and shape is not None else {}
 
 
 def _expanded(before: tuple[int, ...], sizes: list[int]) -> tuple[int, ...]:
@@ -59,6 +70,8 @@ def _sliced(
         sizes[axis] = len(range(first, last, step))
     return tuple(sizes)
 
+
+_QUANTIZERS = frozenset({"DequantizeLinear", "QuantizeLinear"})
 
 _STEERED: Mapping[str, Callable[..., tuple[int, ...]]] = {"Expand": _expanded, "Slice": _sliced, "Tile": _tiled}
 """What an operator makes of a shape, by the lists that are its further operands."""

@@ -24,6 +24,7 @@ from bbgrap.engine.reload import ReloadedModel
 from bbgrap.engine.sessions import make_session, open_session, session_options
 from bbgrap.graph import Graph
 from bbgrap.graph.onnx_io import write_graph
+from bbgrap.planners.inspection import inspect_graph
 from bbgrap.planners.options import SPLITS, PlanOptions
 from tests.examples import examples
 from tests.onnx_models import model_of, write_model
@@ -263,3 +264,20 @@ def test_an_element_type_that_nobody_infers_is_as_the_file_declares_it(read_insi
     artifacts = export(plan_graph(loaded, Cluster.even(2), PlanOptions()).compiled.optimized)
     got = simulate(artifacts, [x], local_kernels(artifacts))
     assert all(same(mine, plain) for mine, plain in zip(got, want, strict=True))
+
+
+def test_a_scalar_is_one_behind_a_quantizer_of_onnxruntimes_own(tmp_path: Path) -> None:
+    """It declares a scalar like a tensor of unknown rank; quantizers of 16 bits are its own, and scale the products of attention."""
+    read = {"x": ["b", 8], "s": []}
+    nodes = [
+        helper.make_node("QuantizeLinear", ["s", "step", "zero"], ["s_q"], domain="com.microsoft"),
+        helper.make_node("DequantizeLinear", ["s_q", "step", "zero"], ["s_d"], domain="com.microsoft"),
+        helper.make_node("DequantizeLinear", ["factor", "step", "zero"], ["f"], domain="com.microsoft"),
+        helper.make_node("Mul", ["x", "s_d"], ["scaled"]),
+        helper.make_node("Mul", ["scaled", "f"], ["y"]),
+    ]
+    stored = {"step": np.array(0.01, np.float32), "zero": np.array(3, np.int16), "factor": np.array(700, np.int16)}
+    path = write_model(tmp_path / "m.onnx", nodes, read, {"y": None}, stored, domains={"com.microsoft": 1})
+    graph = load_graph(path, {"x": (6, 8), "s": ()})
+    assert {graph.types[name].shape for name in ("s_q", "s_d", "f")} == {()}
+    assert not [layer for layer in inspect_graph(graph)["layers"] if layer["whole_because"]]
