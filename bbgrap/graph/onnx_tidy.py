@@ -58,9 +58,13 @@ def standard_domain(domain: str) -> str:
 
 
 def name_standard_domain(proto: ModelProto) -> None:
-    """Write '' for the standard operators' domain, in place: where a node says 'ai.onnx' and the imports do not, onnx infers nothing."""
+    """Write '' for the standard operators' domain, in place: where a node says 'ai.onnx' and the imports do not, onnx infers nothing.
+
+    Of a domain that is imported twice the last version counts, as for onnxruntime; the ONNX converter would change the first.
+    """
     for named in (*proto.opset_import, *(node for graph in graphs_of(proto.graph) for node in graph.node)):
         named.domain = standard_domain(named.domain)
+    refill(proto.opset_import, {entry.domain: entry for entry in proto.opset_import}.values())
 
 
 def graphs_of(graph: GraphProto) -> Iterator[GraphProto]:

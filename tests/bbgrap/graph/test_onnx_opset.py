@@ -9,7 +9,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from bbgrap.engine.sessions import make_session
 from bbgrap.graph.onnx_opset import NEWEST_OPSET, OLDEST_OPSET, TARGET_OPSET, as_old_as_its_operators, normalize_opset
-from bbgrap.graph.onnx_read import describe
+from bbgrap.graph.onnx_read import describe, read_model
 from tests.examples import examples
 
 OLDEST = 7
@@ -200,3 +200,20 @@ def test_a_model_newer_than_its_operators_is_called_as_old_as_they_are(inside):
     newest = old_model(changed.name, changed.since_version, (MAP,), {}, inside)
     assert as_old_as_its_operators(newest) is newest
     assert as_old_as_its_operators(old_model("Relu", NEWEST_OPSET, (MAP,), {}, inside)).opsets[""] == NEWEST_OPSET
+
+
+@pytest.mark.parametrize("domain", ["", "ai.onnx"])
+def test_of_two_versions_of_the_standard_operators_the_last_counts(domain, tmp_path):
+    """For onnxruntime, too. Converters of estimators write one version twice, and the ONNX converter would make one of the two new."""
+    nodes = [helper.make_node("Squeeze", ["x"], ["y"], axes=[0])]
+    given = [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 4])]
+    graph = helper.make_graph(nodes, "twice", given, [onnx.ValueInfoProto(name="y")])
+    path = tmp_path / "m.onnx"
+    opsets = [helper.make_opsetid("ai.onnx.ml", 1), helper.make_opsetid("", 17), helper.make_opsetid(domain, 12)]
+    path.write_bytes(helper.make_model(graph, opset_imports=opsets, ir_version=8).SerializeToString())
+    assert make_session(path, threads=1).run(None, {"x": floats(1, 4)})[0].shape == (4,)
+    model = read_model(path)
+    assert model.opsets[""] == 12
+    current = normalize_opset(model)
+    assert current.opsets[""] == TARGET_OPSET
+    assert make_session(current.detached()[0], threads=1).run(None, {"x": floats(1, 4)})[0].shape == (4,)
