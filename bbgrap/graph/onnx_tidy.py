@@ -92,7 +92,13 @@ def inlined(proto: ModelProto) -> ModelProto:
 
     onnx (1.23) forgets them: what is inside would take those of its own operators. Callers go first, for what they leave out is only known
     of their own calls. The model itself may be changed.
+
+    Operators inside are of the model's opset, whatever their function imports: so onnxruntime (1.32) takes them. Functions that import
+    another one onnx leaves as they are, or refuses.
     """
+    opsets = {standard_domain(entry.domain): entry.version for entry in proto.opset_import}
+    for entry in (entry for function in proto.functions for entry in function.opset_import):
+        entry.version = opsets.get(standard_domain(entry.domain), entry.version)
     while any(function.attribute_proto for function in proto.functions):
         _fill_in_defaults(proto)
         inner = {(node.domain, node.op_type) for function in proto.functions for node in _nodes_of(function.node)}

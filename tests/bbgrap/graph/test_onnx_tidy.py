@@ -132,6 +132,26 @@ def test_attributes_that_calls_of_functions_leave_out_are_the_defaults_that_the_
     assert got.tolist() == want.tolist()
 
 
+@pytest.mark.parametrize("defaults", [False, True], ids=["plain", "with a default"])
+def test_operators_of_a_function_are_of_the_opset_of_the_model_as_in_onnxruntime(defaults: bool, tmp_path: Path) -> None:
+    """Whatever the function imports: until opset 12, a `Softmax` was over all axes from the second on."""
+    body = [helper.make_node("Softmax", ["x"], ["t"], axis=1), helper.make_node("LeakyRelu", ["t"], ["y"])]
+    if defaults:
+        body[1].attribute.add(name="alpha", ref_attr_name="slope", type=onnx.AttributeProto.FLOAT)
+    given = {"attribute_protos": [helper.make_attribute("slope", 0.25)]} if defaults else {}
+    function = helper.make_function("f", "old", ["x"], ["y"], body, [helper.make_opsetid("", 12)], **given)
+    values = [helper.make_tensor_value_info(name, F, [2, 3, 4]) for name in ("x", "y")]
+    graph = helper.make_graph([helper.make_node("old", ["x"], ["y"], domain="f")], "g", values[:1], values[1:])
+    opsets = [helper.make_opsetid("", 18), helper.make_opsetid("f", 1)]
+    path = tmp_path / "m.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=opsets, functions=[function], ir_version=9), path)
+    model = read_model(path)
+    assert model.operators == {("", "Softmax"), ("", "LeakyRelu")}
+    x = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
+    (want,), (got,) = (make_session(source, threads=1).run(None, {"x": x}) for source in (path, model.detached()[0]))
+    np.testing.assert_array_equal(got, want)
+
+
 def test_only_splits_into_pieces_of_one_lose_what_says_so() -> None:
     """Constants of two branches may have one name, and a body sees those outside."""
 
