@@ -35,6 +35,7 @@ from bbgrap.graph.onnx_parted import PartedFile, read_parted
 from bbgrap.graph.onnx_tidy import (
     copy_of,
     drop_unread,
+    drop_unread_places,
     free_sizes_below_zero,
     graphs_of,
     inlined,
@@ -271,6 +272,7 @@ def _handle(name: str, proto: onnx.ModelProto, path: Path, parted: PartedFile) -
     name_standard_domain(proto)
     leave_out_single_splits(proto.graph)
     drop_unread(proto.graph)
+    drop_unread_places(proto.graph)
     rename_lengths(proto.graph)
     tell_head_sizes(proto.graph)
     weights: dict[str, Array] = {}

@@ -210,6 +210,18 @@ def drop_unread(graph: GraphProto) -> None:
         refill(graph.input, (value for value in graph.input if value.name not in unread))
 
 
+def drop_unread_places(graph: GraphProto) -> None:
+    """Let every `MaxPool` of whose maxima nobody reads the places have no such output, in place: with several, a node stays whole."""
+    parts = list(graphs_of(graph))
+    pools = [node for part in parts for node in part.node if node.op_type == "MaxPool" and len(node.output) > 1]
+    if not pools:
+        return
+    read = {value.name for part in parts for value in part.output}.union(*(node.input for part in parts for node in part.node))
+    for node in pools:
+        if node.output[1] not in read:
+            del node.output[1:]
+
+
 def make_dense(graph: GraphProto, load: Callable[[TensorProto], None]) -> None:
     """Replace the sparse weights of a graph and of its constants by dense ones, in place; `load` reads bytes that are elsewhere.
 

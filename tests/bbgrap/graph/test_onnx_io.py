@@ -398,3 +398,9 @@ def test_outputs_of_an_lstm_that_nobody_reads_are_left_out(tmp_path):
     weights = {"w": np.ones((1, 8, 3), np.float32), "r": np.ones((1, 8, 2), np.float32)}
     path = write_model(tmp_path / "lstm.onnx", [node], {"x": [4, 5, 3]}, {"h": [1, 5, 2]}, weights)
     assert to_graph(read_model(path)).nodes[0].outputs == ("", "h")
+
+
+def test_the_places_of_maxima_that_nobody_reads_are_left_out(tmp_path):
+    node = onnx.helper.make_node("MaxPool", ["x"], ["y", "places"], kernel_shape=[2, 2])
+    path = write_model(tmp_path / "pool.onnx", [node], {"x": [1, 3, 8, 8]}, {"y": None})
+    assert to_graph(read_model(path)).nodes[0].outputs == ("y",)
