@@ -29,7 +29,7 @@ from bbgrap.graph.onnx_group_norms import with_plain_group_norms
 from bbgrap.graph.onnx_io import OnnxModel, as_model_error, read_model, with_input_shapes
 from bbgrap.graph.onnx_opset import as_old_as_its_operators
 from bbgrap.graph.onnx_read import checker_fault
-from bbgrap.graph.onnx_shapes import without_weights
+from bbgrap.graph.onnx_shapes import with_sizes_of_shapes, without_weights
 from bbgrap.graph.onnx_subnormal import without_subnormal_weights
 from bbgrap.graph.types import Graph
 from bbgrap.tdl.bit_sensitive import CHOOSING, CONTROL, INT8_ACTIVATIONS, ROUNDING
@@ -110,7 +110,7 @@ def folded(model: OnnxModel, shapes: Mapping[str, tuple[int, ...]], free: OnnxMo
         ModelError: if onnxruntime cannot load the model.
         InputError: if the shapes do not fit the model's inputs.
     """
-    current = with_plain_group_norms(in_current_opset(model, shapes), JUMPS)
+    current = with_plain_group_norms(with_sizes_of_shapes(in_current_opset(model, shapes)), JUMPS)
     try:
         made = fold(current, free)
     except ModelError:

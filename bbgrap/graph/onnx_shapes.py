@@ -10,13 +10,14 @@ from dataclasses import replace
 
 import numpy as np
 import onnx
-from onnx import numpy_helper
+from onnx import NodeProto, helper, numpy_helper
 
 from bbgrap.errors import InputError
 from bbgrap.graph.onnx_computed import check_computed
 from bbgrap.graph.onnx_external import is_external
 from bbgrap.graph.onnx_read import ModelInput, OnnxModel, array_of, describe
 from bbgrap.graph.onnx_tidy import constant_tensors, copy_of, forget_shapes, graphs_of, refill, serialized
+from bbgrap.graph.rewriting import unique_name
 from bbgrap.graph.types import Array, DType
 
 
@@ -91,6 +92,29 @@ def with_inputs_as_weights(model: OnnxModel, before: OnnxModel) -> OnnxModel:
     kept = [tensor for name, tensor in weights.items() if name in read or any(name == value.name for value in proto.graph.output)]
     proto.graph.initializer.extend(kept)
     return describe(model.name, proto, {**model.weights, **{tensor.name: before.weights[tensor.name] for tensor in kept}})
+
+
+def with_sizes_of_shapes(model: OnnxModel) -> OnnxModel:
+    """Return a model with every `Size` as the product of a `Shape`; the same one if it has none.
+
+    onnxruntime (1.32) folds what follows from a shape that it knows, but no `Size`, and decides no `If` by it.
+    """
+    if ("", "Size") not in model.operators:
+        return model
+    proto = copy_of(model.proto)
+    taken = {name for graph in graphs_of(proto.graph) for node in graph.node for name in (*node.input, *node.output)}
+    for graph in graphs_of(proto.graph):
+        refill(graph.node, [written for node in graph.node for written in _of_shapes(node, taken)])
+    return describe(model.name, proto, model.weights)
+
+
+def _of_shapes(node: NodeProto, taken: set[str]) -> list[NodeProto]:
+    if node.op_type != "Size" or node.domain:
+        return [node]
+    extents = unique_name(f"{node.output[0]}.extents", taken)
+    taken.add(extents)
+    shape = helper.make_node("Shape", node.input, [extents])
+    return [shape, helper.make_node("ReduceProd", [extents], node.output, node.name, keepdims=0)]
 
 
 def without_weights(model: OnnxModel, names: Container[str]) -> OnnxModel:

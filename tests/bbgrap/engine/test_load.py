@@ -238,17 +238,26 @@ def test_what_onnxruntime_makes_of_a_function_is_folded_too(tmp_path):
     assert graph.types["cut"].shape == (1, 3, 20, 30)
 
 
-def test_a_condition_that_follows_from_constants_decides_if_its_constants_are_cast(tmp_path):
-    """As what is written in onnxscript casts all of its numbers: `mode == 0`."""
+def deciding(condition):
+    """A model of these nodes, and an `If` of what the last of them makes: a `Relu`, else a `Sigmoid`."""
     branches = {
         name: helper.make_graph([helper.make_node(op, ["x"], [name])], name, [], [helper.make_tensor_value_info(name, 1, None)])
         for name, op in (("then_branch", "Relu"), ("else_branch", "Sigmoid"))
     }
-    nodes = [
-        helper.make_node("CastLike", ["zero", "mode"], ["same"]),
-        helper.make_node("Equal", ["mode", "same"], ["condition"]),
-        helper.make_node("If", ["condition"], ["y"], **branches),
-    ]
+    return [*condition, helper.make_node("If", [condition[-1].output[0]], ["y"], **branches)]
+
+
+def test_a_condition_that_follows_from_constants_decides_if_its_constants_are_cast(tmp_path):
+    """As what is written in onnxscript casts all of its numbers: `mode == 0`."""
+    condition = [helper.make_node("CastLike", ["zero", "mode"], ["same"]), helper.make_node("Equal", ["mode", "same"], ["is zero"])]
     stored = {"zero": np.array(0, np.int32), "mode": np.array(1)}
-    path = write_model(tmp_path / "m.onnx", nodes, {"x": [3, 4]}, {"y": None}, stored)
+    path = write_model(tmp_path / "m.onnx", deciding(condition), {"x": [3, 4]}, {"y": None}, stored)
     assert [node.op for node in load_graph(path, {}).nodes] == ["Sigmoid"]
+
+
+@pytest.mark.parametrize(("shape", "op"), [((3, 4), "Sigmoid"), ((3, 0), "Relu"), ((), "Sigmoid")])
+def test_a_condition_that_follows_from_a_size_decides(shape, op, tmp_path):
+    """As ndonnx writes one around each product of matrices: whether there is anything to add up."""
+    condition = [helper.make_node("Size", ["x"], ["count"]), helper.make_node("Equal", ["count", "zero"], ["is empty"])]
+    path = write_model(tmp_path / "m.onnx", deciding(condition), {"x": [None] * len(shape)}, {"y": None}, {"zero": np.array(0)})
+    assert [node.op for node in load_graph(path, {"x": shape}).nodes] == [op]
