@@ -20,7 +20,7 @@ from itertools import accumulate
 
 import numpy as np
 
-from bbgrap.graph.packed import few_bits_in_bytes, float8_in_float16, scales_in_rows, unpack_queries
+from bbgrap.graph.packed import few_bits_in_bytes, float8_in_float16, rounded_in_bytes, scales_in_rows, unpack_queries
 from bbgrap.graph.rewriting import Rewriter, unique_name
 from bbgrap.graph.types import STORABLE, Graph, Node, TensorType
 
@@ -43,7 +43,7 @@ _DROPOUT_WITH_MODE = 12
 
 def lower(graph: Graph) -> Graph:
     """Apply every rewriting of this module once, in the order of its list."""
-    apart = split_to_slices(float8_in_float16(few_bits_in_bytes(scales_in_rows(unpack_queries(remove_wires(graph))))))
+    apart = split_to_slices(float8_in_float16(few_bits_in_bytes(rounded_in_bytes(scales_in_rows(unpack_queries(remove_wires(graph)))))))
     return name_constant_outputs(_without_unread(apart))
 
 

@@ -3,11 +3,13 @@
 - Queries, keys and values that an attention reads in one are split.
 - Scales and zero points of a product of few bits get a row for every column of the product: [N * blocks] becomes [N, blocks].
 - Weights of less than a byte, which no numpy array holds, get one for each number where they are dequantized: the numbers are the same.
+- So do numbers that are rounded to less than a byte, and cut off beyond the ends of that, where all who read them dequantize them.
 - Weights of float8, which none holds either, are in float16, and become floats by a cast and a product: the numbers are the same, too.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -21,6 +23,9 @@ _FEW_BITS = ("com.microsoft", "MatMulNBits")
 _SCALES, _ZEROS = 2, 3
 _IN_BYTES = {"int2": np.int8, "int4": np.int8, "uint2": np.uint8, "uint4": np.uint8}
 """Of the types of `ml_dtypes` that have less than a byte, by name, those of numpy with the same numbers."""
+_ENDS = {"int2": (-2, 1), "int4": (-8, 7), "uint2": (0, 3), "uint4": (0, 15)}
+_OF_CODES: Mapping[object, str] = {21: "uint4", 22: "int4", 25: "uint2", 26: "int2"}
+"""The same types by the codes that ONNX has for them."""
 _FLOAT8 = frozenset({"float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz"})
 """Of those, the ones all of whose numbers float16 has."""
 
@@ -91,6 +96,52 @@ def few_bits_in_bytes(graph: Graph) -> Graph:
                 wider[name] = writer.constant(f"{name} in bytes", graph.weights[name].array.astype(wide))
         writer.nodes.append(replace(node, inputs=tuple(wider.get(name, name) for name in node.inputs)))
     return writer.graph() if wider else graph
+
+
+def rounded_in_bytes(graph: Graph) -> Graph:
+    """Let quantizers to less than a byte make bytes, which are cut off as theirs would be, if only dequantizers read these."""
+    writer = Rewriter(graph)
+    cut: dict[str, str] = {}
+    for node in graph.nodes:
+        kind = _rounded_to(graph, node)
+        if kind is not None:
+            cut[node.first_output] = _cut_off(writer, node, kind)
+        elif node.op == "DequantizeLinear" and node.inputs[0] in cut:
+            zeros = [_wide(writer, name) for name in node.inputs[2:]]
+            writer.nodes.append(replace(node, inputs=(cut[node.inputs[0]], node.inputs[1], *zeros)))
+        else:
+            writer.nodes.append(node)
+    return writer.graph()
+
+
+def _rounded_to(graph: Graph, node: Node) -> str | None:
+    """Return the name of the type of less than a byte that a quantizer makes for dequantizers alone; None if it does not."""
+    if node.op != "QuantizeLinear" or graph.types[node.inputs[0]].shape is None or node.first_output in graph.outputs:
+        return None
+    kind = _kind_of(graph, node.inputs[2]) if node.inputs[2:] else _OF_CODES.get(node.attributes.get("output_dtype", 0), "")
+    alone = all(
+        reader.op == "DequantizeLinear" and all(name in graph.weights for name in reader.inputs[2:])
+        for reader in graph.consumers.get(node.first_output, ())
+    )
+    return kind if kind in _IN_BYTES and alone else None
+
+
+def _cut_off(writer: Rewriter, node: Node, kind: str) -> str:
+    """Write a quantizer that makes bytes, and return what is left of these between the ends of a smaller type."""
+    wide = np.dtype(_IN_BYTES[kind])
+    code = DType.INT8 if wide == np.int8 else DType.UINT8
+    inputs = (*node.inputs[:2], *(_wide(writer, name) for name in node.inputs[2:]))
+    attributes = {**node.attributes, **({"output_dtype": code.value} if node.attributes.get("output_dtype") else {})}
+    shape, q = writer.shape(node.inputs[0]), node.first_output
+    rounded = writer.made(f"{q} rounded", "QuantizeLinear", inputs, attributes, dtype=code, shape=shape, domain=node.domain)
+    low, high = (writer.constant(f"{q} from {end}", np.array(end, wide)) for end in _ENDS[kind])
+    return writer.made(f"{q} in bytes", "Clip", (rounded, low, high))
+
+
+def _wide(writer: Rewriter, name: str) -> str:
+    """Return the name of the same zero points in bytes."""
+    array = writer.source.weights[name].array
+    return writer.constant(f"{name} in bytes", array.astype(_IN_BYTES[array.dtype.name]))
 
 
 def float8_in_float16(graph: Graph) -> Graph:

@@ -100,3 +100,44 @@ def test_weights_of_float8_are_dequantized_where_they_are_used(kind, scales, spl
     got, want = simulate(artifacts, [x], local_kernels(artifacts)), Reference(path).run({"x": x})
     assert_close(got[0], want[0], kind)
     assert np.array_equal(got[1], want[1])
+
+
+@pytest.mark.parametrize("split", ["rows", "channels"])
+@pytest.mark.parametrize("kind", ["int4", "uint4", "int4 without a zero point"])
+def test_what_is_rounded_to_less_than_a_byte_is_divided(kind, split, tmp_path: Path) -> None:
+    """Of blocks of a weight whose scales have scales, and of a map; many of its numbers are beyond those of 4 bits."""
+    random = np.random.default_rng(5)
+    of_bits = kind.split()[0]
+    weights = {"w": random.standard_normal((8, 6)), "x_step": np.array(0.1), "steps": random.uniform(0.1, 0.2, (2, 6))}
+    stored = [numpy_helper.from_array(array.astype(np.float32), name) for name, array in weights.items()]
+    zeros, attributes = (["x_zero"], ["zeros"]), {}
+    if kind == of_bits:
+        low, high = (0, 16) if kind == "uint4" else (-8, 8)
+        stored += [
+            numpy_helper.from_array(random.integers(low, high, shape).astype(kind), name)
+            for name, shape in ((zeros[0][0], ()), (zeros[1][0], (2, 6)))
+        ]
+    else:
+        zeros, attributes = ([], []), {"output_dtype": TensorProto.INT4}
+    blocks = {"axis": 0, "block_size": 4}
+    nodes = [
+        helper.make_node("Neg", ["steps"], ["less"]),
+        helper.make_node("Neg", ["less"], ["scales"]),
+        helper.make_node("QuantizeLinear", ["w", "scales", *zeros[1]], ["w_q"], **blocks, **attributes),
+        helper.make_node("DequantizeLinear", ["w_q", "scales", *zeros[1]], ["w_d"], **blocks),
+        helper.make_node("QuantizeLinear", ["x", "x_step", *zeros[0]], ["x_q"], **attributes),
+        helper.make_node("DequantizeLinear", ["x_q", "x_step", *zeros[0]], ["x_d"]),
+        helper.make_node("MatMul", ["x_d", "w_d"], ["y"]),
+        helper.make_node("Identity", ["x_d"], ["z"]),
+    ]
+    given = [helper.make_tensor_value_info(name, F, shape) for name, shape in (("x", [1, 12, 8]), ("y", None), ("z", None))]
+    graph = helper.make_graph(nodes, "g", given[:1], given[1:], stored)
+    path = tmp_path / "model.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10), path)
+    graph = load_graph(path, {})
+    assert not [layer for layer in inspect_graph(graph)["layers"] if layer["whole_because"]]
+    artifacts = export(plan_graph(graph, Cluster.even(2), PlanOptions(split=split)).compiled.optimized)
+    x = random.standard_normal((1, 12, 8)).astype(np.float32)
+    got, want = simulate(artifacts, [x], local_kernels(artifacts)), Reference(path).run({"x": x})
+    assert_close(got[0], want[0], kind)
+    assert np.array_equal(got[1], want[1])
