@@ -60,7 +60,7 @@ def _without_shape(graph: Graph, name: str) -> str:
     """Return why a value has no shape that could be divided."""
     kind = graph.types[name]
     if kind.dtype is DType.OTHER and kind.onnx:
-        return f"numpy has no array for '{name}': it is a sequence, an optional or a map, or of 8-bit floats"
+        return f"numpy has no array for '{name}': it is a sequence, an optional or a map, or of 8-bit floats or fewer bits"
     return f"the shape of '{name}' is only known when the model runs"
 
 
