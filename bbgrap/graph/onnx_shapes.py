@@ -102,9 +102,11 @@ def with_sizes_of_shapes(model: OnnxModel) -> OnnxModel:
     if ("", "Size") not in model.operators:
         return model
     proto = copy_of(model.proto)
-    taken = {name for graph in graphs_of(proto.graph) for node in graph.node for name in (*node.input, *node.output)}
-    for graph in graphs_of(proto.graph):
-        refill(graph.node, [written for node in graph.node for written in _of_shapes(node, taken)])
+    parts = list(graphs_of(proto.graph))
+    taken = {name for part in parts for node in part.node for name in (*node.input, *node.output)}
+    taken |= {value.name for part in parts for value in (*part.input, *part.initializer)} | model.weights.keys()
+    for part in parts:
+        refill(part.node, [written for node in part.node for written in _of_shapes(node, taken)])
     return describe(model.name, proto, model.weights)
 
 
