@@ -135,11 +135,10 @@ class RequestAssigner:
         home = self._sequences.home(sequence)
         if home is not None and fits(home, sequence, request):
             return False  # links of it may be tried, or a newer one may take all that is new
-        copies = [] if plan.helper is None else plan.helper.open_variants
-        there = [*(plan.open_variants if plan.serves else ()), *copies]
-        if not there or (not copies and plan.helper is not None and self.can_answer(plan.helper, now)):
+        helper = plan.helper
+        if not plan.answering or (helper is not None and not helper.open_variants and self.can_answer(helper, now)):
             return False
-        return not any(fits(variant, sequence, request) for variant in there)
+        return not any(fits(variant, sequence, request) for variant in plan.answering)
 
     def waits_in_vain(self, plan: ServedPlan, request: Request) -> str:
         """Return why a request that has ended a worker is not run again before its deadline; nothing if it may be."""

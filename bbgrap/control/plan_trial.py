@@ -1,4 +1,4 @@
-"""Whether a plan that was made like another one is worth its place: its requests' times beside those of the standby."""
+"""Whether a plan is worth its place: the times of its requests, or of synthetic ones, beside those of requests on the standby."""
 
 from __future__ import annotations
 

@@ -281,9 +281,8 @@ class Planning:
         if self._is_planning or self.loading.loading_agents or any(plan.timing is not None for plan in self.plans.values()):
             return False
         for plan in [plan for plan in self.plans.values() if plan.is_used(now)]:
-            there = [*(plan.open_variants if plan.serves else ()), *(plan.helper.open_variants if plan.helper is not None else ())]
-            times = [variant.usual_s for variant in there if name in variant.parts and variant.usual_s]
-            without = [variant.usual_s for variant in there if name not in variant.parts]
+            times = [variant.usual_s for variant in plan.answering if name in variant.parts and variant.usual_s]
+            without = [variant.usual_s for variant in plan.answering if name not in variant.parts]
             if times and (not without or min(without) > SPARED * min(times)):
                 return False
         return True

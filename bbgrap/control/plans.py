@@ -311,6 +311,11 @@ class ServedPlan:
         return [variant for variant in ready if newest[frozenset(variant.parts)] is variant]
 
     @property
+    def answering(self) -> list[Variant]:
+        """What its requests may run on now: its variants, once these serve, and the copies of its standby."""
+        return [*(self.open_variants if self.serves else ()), *(self.helper.open_variants if self.helper is not None else ())]
+
+    @property
     def serving(self) -> list[Variant]:
         """The variants that take the requests of the plan now: one, all of a stream, or none."""
         ready = self.open_variants if self.serves else []

@@ -1,5 +1,7 @@
 """Plans for further shapes of a model: scaled from one that serves other shapes, and judged by requests against the standby.
 
+What is slower than that is given up, also of what was searched for.
+
     a shape came `EARNED` - 1 times -> a plan like one of the nearest that were searched for is made, and held
     it came once more               -> that is loaded -> serves -> stays unless the standby is faster
 

@@ -146,11 +146,9 @@ class Verifying:
 
     def _next(self, check: _Check) -> Variant | None:
         """Return what a further run takes: what shares the fewest nodes with those before, and tells something."""
-        plan, helper = check.request.plan, check.request.plan.helper
-        there = [*(plan.open_variants if plan.serves else ()), *(helper.open_variants if helper is not None else ())]
         before = [run.nodes for run in check.runs]
         seen = frozenset[str]().union(*before)
-        able = [v for v in there if frozenset(v.parts) not in {*before, *check.failed}]
+        able = [v for v in check.request.plan.answering if frozenset(v.parts) not in {*before, *check.failed}]
         return min(able, key=lambda v: (len(seen & v.parts.keys()), len(v.queue.running), v.usual_s, v.epoch), default=None)
 
     def go_on(self, now: float) -> list[CoordinatorInstruction]:

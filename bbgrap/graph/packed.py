@@ -87,13 +87,12 @@ def few_bits_in_bytes(graph: Graph) -> Graph:
     wider: dict[str, str] = {}
     for node in graph.nodes:
         narrow = [name for name in (*node.inputs[:1], *node.inputs[2:]) if name] if node.op == "DequantizeLinear" else []
-        kinds = {name: _IN_BYTES[kind] for name in narrow if (kind := _kind_of(graph, name)) in _IN_BYTES}
-        if not narrow or len(kinds) < len(set(narrow)):
+        few = [name for name in dict.fromkeys(narrow) if _kind_of(graph, name) in _IN_BYTES]
+        if not narrow or len(few) < len(set(narrow)):
             writer.nodes.append(node)
             continue
-        for name, wide in kinds.items():
-            if name not in wider:
-                wider[name] = writer.constant(f"{name} in bytes", graph.weights[name].array.astype(wide))
+        for name in few:
+            _wide(writer, wider, name)
         writer.nodes.append(replace(node, inputs=tuple(wider.get(name, name) for name in node.inputs)))
     return writer.graph() if wider else graph
 
@@ -102,12 +101,13 @@ def rounded_in_bytes(graph: Graph) -> Graph:
     """Let quantizers to less than a byte make bytes, which are cut off as theirs would be, if only dequantizers read these."""
     writer = Rewriter(graph)
     cut: dict[str, str] = {}
+    wider: dict[str, str] = {}
     for node in graph.nodes:
         kind = _rounded_to(graph, node)
         if kind is not None:
-            cut[node.first_output] = _cut_off(writer, node, kind)
+            cut[node.first_output] = _cut_off(writer, wider, node, kind)
         elif node.op == "DequantizeLinear" and node.inputs[0] in cut:
-            zeros = [_wide(writer, name) for name in node.inputs[2:]]
+            zeros = [_wide(writer, wider, name) for name in node.inputs[2:]]
             writer.nodes.append(replace(node, inputs=(cut[node.inputs[0]], node.inputs[1], *zeros)))
         else:
             writer.nodes.append(node)
@@ -126,11 +126,11 @@ def _rounded_to(graph: Graph, node: Node) -> str | None:
     return kind if kind in _IN_BYTES and alone else None
 
 
-def _cut_off(writer: Rewriter, node: Node, kind: str) -> str:
+def _cut_off(writer: Rewriter, wider: dict[str, str], node: Node, kind: str) -> str:
     """Write a quantizer that makes bytes, and return what is left of these between the ends of a smaller type."""
     wide = np.dtype(_IN_BYTES[kind])
     code = DType.INT8 if wide == np.int8 else DType.UINT8
-    inputs = (*node.inputs[:2], *(_wide(writer, name) for name in node.inputs[2:]))
+    inputs = (*node.inputs[:2], *(_wide(writer, wider, name) for name in node.inputs[2:]))
     attributes = {**node.attributes, **({"output_dtype": code.value} if node.attributes.get("output_dtype") else {})}
     shape, q = writer.shape(node.inputs[0]), node.first_output
     rounded = writer.made(f"{q} rounded", "QuantizeLinear", inputs, attributes, dtype=code, shape=shape, domain=node.domain)
@@ -138,10 +138,12 @@ def _cut_off(writer: Rewriter, node: Node, kind: str) -> str:
     return writer.made(f"{q} in bytes", "Clip", (rounded, low, high))
 
 
-def _wide(writer: Rewriter, name: str) -> str:
-    """Return the name of the same zero points in bytes."""
-    array = writer.source.weights[name].array
-    return writer.constant(f"{name} in bytes", array.astype(_IN_BYTES[array.dtype.name]))
+def _wide(writer: Rewriter, wider: dict[str, str], name: str) -> str:
+    """Return the name of a weight's numbers in bytes; it is written once."""
+    if name not in wider:
+        array = writer.source.weights[name].array
+        wider[name] = writer.constant(f"{name} in bytes", array.astype(_IN_BYTES[array.dtype.name]))
+    return wider[name]
 
 
 def float8_in_float16(graph: Graph) -> Graph:

@@ -71,6 +71,16 @@ def test_types_of_less_than_a_byte_are_those_of_ml_dtypes() -> None:
     assert {np.dtype(getattr(ml_dtypes, name)).name for name in ("int2", "int4", "uint2", "uint4")} == {"int2", "int4", "uint2", "uint4"}
 
 
+def check_products(path: Path, x: np.ndarray, split: str, what: str) -> None:
+    """Divide a model wholly over two machines: its first output is of products, its second of numbers that are the same to the bit."""
+    graph = load_graph(path, {})
+    assert not [layer for layer in inspect_graph(graph)["layers"] if layer["whole_because"]]
+    artifacts = export(plan_graph(graph, Cluster.even(2), PlanOptions(split=split)).compiled.optimized)
+    got, want = simulate(artifacts, [x], local_kernels(artifacts)), Reference(path).run({"x": x})
+    assert_close(got[0], want[0], what)
+    assert np.array_equal(got[1], want[1])
+
+
 @pytest.mark.parametrize("split", ["rows", "channels"])
 @pytest.mark.parametrize("scales", [(), (20,)])
 @pytest.mark.parametrize("kind", ["float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz"])
@@ -93,13 +103,7 @@ def test_weights_of_float8_are_dequantized_where_they_are_used(kind, scales, spl
     model = helper.make_graph(nodes, "g", [values["x"]], [values["y"], values["z"]], weights)
     path = tmp_path / "model.onnx"
     onnx.save(helper.make_model(model, opset_imports=[helper.make_opsetid("", 19)], ir_version=9), path)
-    graph = load_graph(path, {})
-    assert not [layer for layer in inspect_graph(graph)["layers"] if layer["whole_because"]]
-    artifacts = export(plan_graph(graph, Cluster.even(2), PlanOptions(split=split)).compiled.optimized)
-    x = random.standard_normal((1, 32, 64)).astype(np.float32)
-    got, want = simulate(artifacts, [x], local_kernels(artifacts)), Reference(path).run({"x": x})
-    assert_close(got[0], want[0], kind)
-    assert np.array_equal(got[1], want[1])
+    check_products(path, random.standard_normal((1, 32, 64)).astype(np.float32), split, kind)
 
 
 @pytest.mark.parametrize("split", ["rows", "channels"])
@@ -134,10 +138,4 @@ def test_what_is_rounded_to_less_than_a_byte_is_divided(kind, split, tmp_path: P
     graph = helper.make_graph(nodes, "g", given[:1], given[1:], stored)
     path = tmp_path / "model.onnx"
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10), path)
-    graph = load_graph(path, {})
-    assert not [layer for layer in inspect_graph(graph)["layers"] if layer["whole_because"]]
-    artifacts = export(plan_graph(graph, Cluster.even(2), PlanOptions(split=split)).compiled.optimized)
-    x = random.standard_normal((1, 12, 8)).astype(np.float32)
-    got, want = simulate(artifacts, [x], local_kernels(artifacts)), Reference(path).run({"x": x})
-    assert_close(got[0], want[0], kind)
-    assert np.array_equal(got[1], want[1])
+    check_products(path, random.standard_normal((1, 12, 8)).astype(np.float32), split, kind)
