@@ -156,6 +156,7 @@ def test_a_node_needs_its_token_once(cluster, tmp_path):
     assert "does not know the key" in refused.stderr.splitlines()[-1]
 
 
+@pytest.mark.faults
 def test_of_two_machines_with_one_name_that_start_together_one_joins_and_the_other_is_told(cluster, tmp_path):
     """The second took the first one's key, and the first ended with the words that its key had been revoked."""
     (tmp_path / "token").write_text(token(cluster, "yard", "agent"))

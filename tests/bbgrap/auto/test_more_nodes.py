@@ -1,5 +1,6 @@
 """Planner auto over many nodes: a plan that leaves nodes out is always allowed, so more of them are never predicted to be slower."""
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -24,6 +25,7 @@ def search(graph: Graph, shares: list[float], link: Link, options: PlanOptions =
     return plan_auto(graph, Cluster(nodes, Network(link, coordinator_on="node0")), options, all_descriptions(graph))
 
 
+@pytest.mark.broad
 def test_an_encoder_that_six_nodes_divide_best_is_no_slower_over_eight() -> None:
     graph = vit("encoder", depth=2, width=384, heads=6, size=224, patch=16, classes=10)
     four, six, eight = (search(graph, [1.0] * count, GIGABIT).score.seconds for count in (4, 6, 8))

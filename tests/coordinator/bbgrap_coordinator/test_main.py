@@ -64,6 +64,7 @@ run()
 """
 
 
+@pytest.mark.faults
 def test_whichever_thread_cannot_be_started_that_is_said_in_a_line(tmp_path):
     """Where memory is limited. The first hung, and others were told in tracebacks."""
     for left in range(20):
