@@ -149,7 +149,7 @@ class CoordinatorMachine:
                 if ended is None:  # cancelled when its answer was on its way
                     return [ForgetPlan(event.job)]
                 plan, job = ended
-                return self.standbys.planned(plan, event) if plan.is_standby else self.planning.planned(plan, job, event.variants, now)
+                return self.standbys.planned(plan, event) if plan.is_standby else self.planning.made.planned(plan, job, event.variants, now)
             case PlanFailed():
                 self.uploads.forget(event.gone)
                 ended = self._end_job(event.job)
@@ -158,7 +158,7 @@ class CoordinatorMachine:
                 plan, job = ended
                 if plan.is_standby:
                     return self.standbys.failed(plan, event, now)
-                return self.planning.failed(plan, job, event.fault, event.reason, now)
+                return self.planning.made.failed(plan, job, event.fault, event.reason, now)
             case RequestDone():
                 return self.requests.done(event, now)
             case RequestBroke():

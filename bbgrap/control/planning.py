@@ -16,14 +16,13 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from bbgrap.cluster.types import Cluster
-from bbgrap.control.coordinator_instructions import Base, CancelPlanning, CoordinatorInstruction, ForgetPlan, Log, StartPlanning
-from bbgrap.control.eviction import Incoming, make_room
+from bbgrap.control.coordinator_instructions import Base, CancelPlanning, CoordinatorInstruction, StartPlanning
 from bbgrap.control.links import Links
 from bbgrap.control.loading import Loading
+from bbgrap.control.made_plans import MAX_AHEAD, MadePlans
 from bbgrap.control.membership import Member, Members
 from bbgrap.control.plan_progress import progress
-from bbgrap.control.planned_variant import SCALED_FROM, PlannedVariant
-from bbgrap.control.plans import IN_USE_S, Job, MadeAhead, ServedPlan
+from bbgrap.control.plans import Job, ServedPlan
 from bbgrap.control.scaled_plans import SEARCH_EVERY_S, Origin, origin_of
 from bbgrap.control.variants import LeastFinishTime, LowestLatency
 from bbgrap.planners.options import AUTO
@@ -35,9 +34,6 @@ MAX_PLANS = 512
 """Plans that are remembered; the least recently asked one makes room."""
 EARNED = 3
 """Requests after which further shapes of a model are planned. Chosen: shapes that come once are answered by the standby."""
-MAX_AHEAD = 32
-"""Plans that are held until they are earned; the least recently asked one makes room. Chosen: each is a file of some megabytes."""
-NO_ROOM = f"nodes have no room beside the variants of plans used in the last {IN_USE_S:.0f} s; it is loaded when some are not"
 SPARED = 3.0
 """How much longer requests may take while a node is measured. Chosen: where it is more, both together gain a third at most."""
 ONE_NODE = Fault.PLAN, "planner: one node is the fastest for inputs half as large, so no plan is looked for"
@@ -51,7 +47,7 @@ SETTLE_S = 2.0
 class Planning:
     """All plans, and the jobs that are under way.
 
-    Invariants: a plan has at most one job; at most `MAX_AHEAD` plans hold what was made ahead.
+    Invariants: a plan has at most one job. `made` is what becomes of what they make.
     """
 
     def __init__(self, members: Members, links: Links, loading: Loading) -> None:
@@ -59,6 +55,7 @@ class Planning:
         self.links = links
         self.loading = loading
         self.plans: dict[str, ServedPlan] = {}
+        self.made = MadePlans(self.plans, loading)
         self._behind: dict[ServedPlan, None] = {}
         """Those that wait for others, or for the requests of others."""
         self._nearly: dict[ServedPlan, None] = {}
@@ -96,7 +93,11 @@ class Planning:
                 break
             if not plan.callers and not plan.outstanding and not plan.running and plan.timing is None:
                 del self.plans[plan.key]
-                done += [*self.cancel(plan), *self._forget_held(plan), *(i for v in list(plan.variants) for i in self.loading.release(v))]
+                done += [
+                    *self.cancel(plan),
+                    *self.made.forget_held(plan),
+                    *(i for v in list(plan.variants) for i in self.loading.release(v)),
+                ]
         return done
 
     def of_model(self, standby: ServedPlan) -> list[ServedPlan]:
@@ -131,7 +132,7 @@ class Planning:
         """Stop the job of a plan, or forget what was made ahead, if there is either."""
         self._nearly.pop(plan, None)
         job, plan.job = plan.job, None
-        return self._forget_ahead(plan) if job is None else [CancelPlanning(job.number)]
+        return self.made.forget_ahead(plan) if job is None else [CancelPlanning(job.number)]
 
     def waits_for_time(self, now: float) -> Iterator[ServedPlan]:
         """Yield the plans that may be made once the agents have settled, and those that come after what other requests do."""
@@ -154,7 +155,7 @@ class Planning:
         if not (is_earned or self._is_nearly_earned(plan, now)) or not self._may_begin(plan, able, world, now):
             return self._leave_to_standby(plan, able, world)
         if any(made.job.world == world and made.variants for made in plan.held.values()):
-            return self._take_held(plan, world, now)
+            return self.made.take_held(plan, world, now)
         if self._is_before_standby(plan, now):
             self._behind[plan] = None
             return []
@@ -164,7 +165,7 @@ class Planning:
         """Make a plan as it is best made now, or take what was made ahead."""
         done: list[CoordinatorInstruction] = []
         if plan.ahead is not None and (plan.callers or plan.ahead.job.world != world):
-            done = self._forget_ahead(plan)
+            done = self.made.forget_ahead(plan)
         origin = self._origin(plan, tuple(member.name for member in able), now, is_earned=is_earned)
         if origin == "nothing":
             plan.failed[world] = ONE_NODE
@@ -176,7 +177,7 @@ class Planning:
             self._nearly = dict(list(self._nearly.items())[-MAX_AHEAD:])
         elif plan.ahead is not None:
             ahead, plan.ahead = plan.ahead, None
-            done += self._take(plan, ahead.job, ahead.variants, now)
+            done += self.made.take(plan, ahead.job, ahead.variants, now)
         elif is_earned or origin != "search":
             done += self._begin(plan, able, world, () if origin == "search" else origin, is_ahead=not is_earned)
         return done
@@ -310,92 +311,6 @@ class Planning:
             for node in cluster.nodes
         )
         return replace(cluster, nodes=nodes)
-
-    # --- what comes of it -------------------------------------------------------------------------------------------------------
-
-    def planned(self, plan: ServedPlan, job: Job, variants: tuple[PlannedVariant, ...], now: float) -> list[CoordinatorInstruction]:
-        """Take what a job has made, to be loaded."""
-        if job.is_ahead and job.spare_for:
-            return self._hold_for_loss(plan, MadeAhead(job, variants[:1]))
-        return self._hold(plan, MadeAhead(job, variants)) if job.is_ahead else self._take(plan, job, variants, now)
-
-    def _hold(self, plan: ServedPlan, made: MadeAhead) -> list[CoordinatorInstruction]:
-        """Hold what was made ahead; of too many plans the least recently asked one is forgotten."""
-        plan.ahead = made
-        # It may be earned by now, or somebody wants a search.
-        self.loading.touch(plan)
-        held = sorted((other for other in self.plans.values() if other.ahead is not None), key=lambda other: other.asked)
-        return [i for other in held[:-MAX_AHEAD] for i in self._forget_ahead(other)]
-
-    def _forget_ahead(self, plan: ServedPlan) -> list[CoordinatorInstruction]:
-        ahead, plan.ahead = plan.ahead, None
-        return [] if ahead is None else [ForgetPlan(ahead.job.number)]
-
-    def _hold_for_loss(self, plan: ServedPlan, made: MadeAhead) -> list[CoordinatorInstruction]:
-        """Hold what is to serve when an agent is lost, in place of what was held for that, or for agents that are gone for good."""
-        name = made.job.spare_for
-        done = self._forget_held(plan, name, *(plan.held.keys() - {*made.job.names}))
-        plan.held[name] = made
-        self.loading.touch(plan)
-        return [*done, Log(f"{plan.called}: a plan without '{name}' is made, and is loaded when that is lost")] if made.variants else done
-
-    def _take_held(self, plan: ServedPlan, world: str, now: float) -> list[CoordinatorInstruction]:
-        """Have agents load what was made for the loss that has come; what was held for others is of the past."""
-        made = next(made for made in plan.held.values() if made.job.world == world and made.variants)
-        del plan.held[made.job.spare_for]
-        return [*self._forget_held(plan), *self._take(plan, replace(made.job, spare_for="", is_ahead=False), made.variants, now)]
-
-    def _forget_held(self, plan: ServedPlan, *names: str) -> list[CoordinatorInstruction]:
-        """Forget what is held for the loss of these agents, or of all."""
-        gone = [plan.held.pop(name) for name in names or tuple(plan.held) if name in plan.held]
-        return [ForgetPlan(made.job.number) for made in gone if made.variants]
-
-    def _take(self, plan: ServedPlan, job: Job, variants: tuple[PlannedVariant, ...], now: float) -> list[CoordinatorInstruction]:
-        """Have agents load what a job has made, if they have room."""
-        chosen = variants[:1] if job.spare_for else variants
-        parts = [planned.artifacts.devices for planned in chosen]
-        # Where what it was to be like is gone, it was searched for.
-        scaled = all(SCALED_FROM in planned.report for planned in chosen)
-        coming = {name: Incoming.of([devices[device] for devices in parts], scaled=scaled) for device, name in enumerate(job.names)}
-        done = make_room(self.loading, coming, plan, now)
-        if done is None:
-            return [ForgetPlan(job.number), *self.failed(plan, job, Fault.BUSY, f"plan: {NO_ROOM}", now)]
-        if not job.spare_for:
-            plan.latest = job.number
-        nodes = list(zip(job.names, job.places, strict=True))
-        for place, planned in enumerate(chosen):
-            self.loading.add(plan, planned, nodes, job.number, job.world, now, place).is_spare = bool(job.spare_for)
-        return done
-
-    def failed(self, plan: ServedPlan, job: Job, fault: Fault, reason: str, now: float) -> list[CoordinatorInstruction]:
-        """Remember that there is no plan for the world of a job; who waits for it is told."""
-        if job.spare_for and job.is_ahead:
-            return self._hold_for_loss(plan, MadeAhead(job, ()))
-        if job.spare_for:
-            self.loading.touch(plan)
-            return [Log(plan.leave_uncovered(job.spare_for, reason))]
-        if job.bases and fault is Fault.PLAN:
-            plan.unlike = dict.fromkeys((base.job for base in job.bases), reason) | dict(plan.unlike)
-        else:
-            plan.fails(job.world, fault, reason, now)
-        self.loading.touch(plan)
-        return [Log(f"no plan for {plan.called}: {reason}", event="no plan", model=plan.model)]
-
-    def release_others(self, plan: ServedPlan, job: int) -> list[CoordinatorInstruction]:
-        """Release what a plan has loaded besides a job and the one over most other agents, which is for when those are there again."""
-        nodes = {v.job: frozenset(name for name, _ in v.nodes) for v in plan.variants}
-        untimed = {v.job for v in plan.variants if v.is_untimed}
-        if nodes.get(job) == nodes.get(plan.latest) and plan.latest not in untimed:
-            # What was made for these agents earlier is faster than what is made for them now: it stands for that, too.
-            world = next((v.world for v in plan.variants if v.job == plan.latest), "")
-            for variant in plan.variants:
-                if variant.job == job:
-                    variant.world = world
-        others = [number for number in nodes if number != job and (nodes[number] != nodes.get(job) or number in untimed)]
-        others.sort(key=lambda number: (len(nodes[number]), number), reverse=True)
-        # The newest one, too, where another is faster (a spare): it would only be planned anew.
-        kept = {job, plan.latest, *others[:1]}
-        return [i for v in list(plan.variants) if v.job not in kept and not v.queue.running for i in self.loading.release(v)]
 
 
 def plan_key(message: PrepareModel) -> str:

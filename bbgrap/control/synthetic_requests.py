@@ -211,7 +211,7 @@ class SyntheticRequests:
         self._loading.touch(plan)
         serving = plan.serving
         job = serving[0].job if serving and not plan.is_stream else plan.latest
-        done = [*self._planning.release_others(plan, job), *self._loading.saved(plan, plan.latest)]
+        done = [*self._planning.made.release_others(plan, job), *self._loading.saved(plan, plan.latest)]
         return done if job == plan.latest else [*done, *self._loading.saved(plan, job)]
 
     def _claim_turn(self, plan: ServedPlan, now: float) -> None:

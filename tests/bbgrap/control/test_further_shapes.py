@@ -162,5 +162,5 @@ def test_the_newest_plan_stays_where_one_for_the_loss_of_an_agent_is_faster():  
     (plan,) = wire.coordinator.planning.plans.values()
     spare = min(variant.job for variant in plan.variants if variant.job > plan.latest)
     assert spare < max(variant.job for variant in plan.variants)
-    wire.coordinator.planning.release_others(plan, spare)
+    wire.coordinator.planning.made.release_others(plan, spare)
     assert {plan.latest, spare} <= {variant.job for variant in plan.variants}

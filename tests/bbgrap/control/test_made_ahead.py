@@ -4,7 +4,8 @@ import pytest
 
 from bbgrap.cluster.types import NodeProfile
 from bbgrap.control import coordinator_events as ce
-from bbgrap.control import coordinator_instructions, planning
+from bbgrap.control import coordinator_instructions, made_plans, planning
+from bbgrap.control.planned_variant import SCALED_FROM
 from bbgrap.control.planning import EARNED
 from bbgrap.control.plans import IN_USE_S
 from bbgrap.protocol import client_messages as c
@@ -60,7 +61,7 @@ def test_what_came_once_is_not_made(story):
 
 
 def test_of_too_many_the_least_recently_asked_one_is_forgotten(story, monkeypatch):
-    monkeypatch.setattr(planning, "MAX_AHEAD", 2)
+    monkeypatch.setattr(made_plans, "MAX_AHEAD", 2)
     for shape in ((2, 3), (2, 5), (2, 7)):
         story.served(shape, EARNED - 1)
     assert [is_kept(story, job) for job in story.wire.jobs[1:]] == [False, True, True]
@@ -102,7 +103,7 @@ def test_one_for_other_profiles_is_made_anew(held):
 
 def test_a_caller_gets_a_search_whether_one_is_held(held):
     ahead = held.wire.jobs[-1]
-    assert planning.SCALED_FROM not in held.prepare(SECOND)
+    assert SCALED_FROM not in held.prepare(SECOND)
     assert held.wire.jobs[-1].bases == ()
     assert not is_kept(held, ahead)
     assert held.served(SECOND) == [BOTH]

@@ -112,7 +112,7 @@ def test_for_agents_that_are_gone_for_good_nothing_is_held():
     (plan,) = (plan for plan in planning.plans.values() if not plan.is_standby)
     before = plan.held["b"]
     plan.held["gone"] = MadeAhead(replace(plan.held["a"].job, number=98), before.variants)
-    done = planning._hold_for_loss(plan, MadeAhead(replace(before.job, number=99), before.variants))
+    done = planning.made._hold_for_loss(plan, MadeAhead(replace(before.job, number=99), before.variants))
     forgotten = {instruction.job for instruction in done if isinstance(instruction, coordinator_instructions.ForgetPlan)}
     assert forgotten == {98, before.job.number}
     assert plan.held.keys() == {*"abc"}
@@ -124,7 +124,7 @@ def test_what_is_held_for_a_loss_goes_with_its_plan():
     (plan,) = (plan for plan in planning.plans.values() if not plan.is_standby)
     held = {made.job.number for made in plan.held.values()}
     assert len(held) == 3
-    assert {instruction.job for instruction in planning._forget_held(plan)} == held
+    assert {instruction.job for instruction in planning.made.forget_held(plan)} == held
     assert not plan.held
 
 

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 from bbgrap_agent.worker_timeouts import APART_S, EARLIER_S
 
 from bbgrap.control.loading import RESEND_S
+from bbgrap.control.made_plans import NO_ROOM
 from bbgrap.control.plan_reports import measured_times
-from bbgrap.control.planning import NO_ROOM, ONE_NODE
+from bbgrap.control.planning import ONE_NODE
 from bbgrap.control.plans import MAX_DEATHS, ServedPlan
 from bbgrap.control.scaled_plans import GROWTH, SEARCH_EVERY_S
 from bbgrap.control.variants import GAIN, ROUNDS, TIMING_S, WARM_UP

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bbgrap.control.planning import MAX_AHEAD
+from bbgrap.control.made_plans import MAX_AHEAD
 from bbgrap.control.plans import MAX_DEATHS, ServedPlan
 from bbgrap.control.scaled_plans import answer_more_at_once
 from bbgrap.control.sequences import fits
