@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from bbgrap.shapemap import ShapeMap
@@ -20,18 +21,39 @@ class Product:
     body: Reduce
 
 
-def product_of(site: Site, a: int = 0, b: int = 1, *, swap_a: bool = False, swap_b: bool = False) -> Product:
-    """out[..., i, j] = Sum over k of a[..., i, k] * b[..., k, j]; 1-D operands as numpy treats them; leading axes broadcast."""
+def _laid_out(
+    batch: Sequence[Index], shape: tuple[int, ...], ends: tuple[IndexExpression, ...], *, around: bool
+) -> tuple[IndexExpression, ...]:
+    """Return the place that is read of an operand: the axes of its matrices behind those of the batch, or `around` them."""
+    if around:
+        return (ends[0], *broadcast(batch, shape[1:-1]), ends[1])
+    return (*broadcast(batch, shape[:-2]), *ends)
+
+
+def product_of(
+    site: Site,
+    a: int = 0,
+    b: int = 1,
+    *,
+    swap_a: bool = False,
+    swap_b: bool = False,
+    around_a: bool = False,
+    around_b: bool = False,
+) -> Product:
+    """out[..., i, j] = Sum over k of a[..., i, k] * b[..., k, j]; 1-D operands as numpy treats them; axes of the batch broadcast.
+
+    An operand that is `around` its batch is a[i, ..., k].
+    """
     left, right = site.shape(a), site.shape(b)
-    k = Index("k", left[-2 if swap_a else -1])
+    k = Index("k", left[-1] if not swap_a else left[0] if around_a else left[-2])
     out = [Index(f"b{axis}", extent) for axis, extent in enumerate(site.output_shape)]
     row = out[-2 if len(right) > 1 else -1] if len(left) > 1 else None
     column = out[-1] if len(right) > 1 else None
     batch = out[: len(out) - (row is not None) - (column is not None)]
     ends_a: tuple[IndexExpression, ...] = (k,) if row is None else (k, row) if swap_a else (row, k)
     ends_b: tuple[IndexExpression, ...] = (k,) if column is None else (column, k) if swap_b else (k, column)
-    first = operand(a)[*broadcast(batch, left[:-2]), *ends_a]
-    second = operand(b)[*broadcast(batch, right[:-2]), *ends_b]
+    first = operand(a)[_laid_out(batch, left, ends_a, around=around_a)]
+    second = operand(b)[_laid_out(batch, right, ends_b, around=around_b)]
     return Product(tuple(out), row, column, Sum((k,), first * second))
 
 
@@ -51,13 +73,11 @@ def localize_matmul(site: Site, region: ShapeMap, reads: Reads) -> tuple[LocalNo
 
 
 def describe_fused_matmul(site: Site) -> Description | None:
-    """Alpha * the product, with the last two axes of A or B swapped on request."""
-    if site.integer("transBatchA", 0) or site.integer("transBatchB", 0):
+    """Alpha * the product; on request with the axes of the matrices of A or B swapped, or with its batches between them."""
+    swap_a, swap_b, around_a, around_b = (bool(site.integer(name, 0)) for name in ("transA", "transB", "transBatchA", "transBatchB"))
+    if min(len(site.shape(0)), len(site.shape(1))) < (3 if around_a or around_b else 2):
         return None
-    swap_a, swap_b = bool(site.integer("transA", 0)), bool(site.integer("transB", 0))
-    if min(len(site.shape(0)), len(site.shape(1))) < 2:
-        return None
-    product = product_of(site, swap_a=swap_a, swap_b=swap_b)
+    product = product_of(site, swap_a=swap_a, swap_b=swap_b, around_a=around_a, around_b=around_b)
     return Description(product.outputs, ScalarCall("scale", (product.body,)))
 
 

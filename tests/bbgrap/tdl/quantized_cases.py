@@ -287,7 +287,13 @@ def _fused_matmul(draw: Draw, op: str) -> Case:
     batch, swap_a, swap_b = draw(shapes(most=2, extent=3)), draw(st.integers(0, 1)), draw(st.integers(0, 1))
     a = whole_numbers(random_of(draw), *batch, *((k, m) if swap_a else (m, k)))
     b = whole_numbers(random_of(draw), *batch, *((n, k) if swap_b else (k, n)))
-    return Case(op, (a, b), {"transA": swap_a, "transB": swap_b, "alpha": 0.5}, domain=MICROSOFT)
+    attributes = {"transA": swap_a, "transB": swap_b, "alpha": 0.5}
+    if op == "FusedMatMul" and batch:
+        attributes |= {"transBatchA": draw(st.integers(0, 1)), "transBatchB": draw(st.integers(0, 1))}
+        a, b = (
+            np.ascontiguousarray(np.moveaxis(x, -2, 0)) if attributes[name] else x for x, name in ((a, "transBatchA"), (b, "transBatchB"))
+        )
+    return Case(op, (a, b), attributes, domain=MICROSOFT)
 
 
 @st.composite

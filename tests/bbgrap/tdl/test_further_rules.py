@@ -61,7 +61,7 @@ def test_what_runs_whole(reason, op, inputs, output, options):
 @pytest.mark.parametrize(
     ("reason", "op", "inputs", "output", "attributes"),
     [
-        ("swapped batches", "FusedMatMul", (CUBE, CUBE), CUBE, {"transBatchA": 1}),
+        ("batches of a matrix", "FusedMatMul", (MATRIX, tensor(8, 4)), tensor(6, 4), {"transBatchA": 1}),
         ("a vector", "FusedMatMul", (tensor(8), tensor(8, 4)), tensor(4), {}),
         ("axes as one", "QLinearSoftmax", (MATRIX, *(SCALAR,) * 4), MATRIX, {"opset": 12}),
         ("scales per channel", "QLinearAdd", (MATRIX, tensor(8), *(SCALAR,) * 6), MATRIX, {}),

@@ -34,7 +34,7 @@ CASES: dict[tuple[str, str], tuple[Shapes, tuple[int, ...], Mapping[str, Attribu
     ("", "MatMul"): (((2, 3, 8), (8, 5)), (2, 3, 5), {}),
     ("", "Einsum"): (((3, 4, 5), (5, 4, 6)), (3, 6), {"equation": "abc,cbd->ad"}),
     ("", "MatMulInteger"): (((3, 22), (22, 5)), (3, 5), {}),
-    ("com.microsoft", "FusedMatMul"): (((3, 8), (8, 5)), (3, 5), {"alpha": 0.5}),
+    ("com.microsoft", "FusedMatMul"): (((3, 2, 8), (2, 8, 5)), (2, 3, 5), {"alpha": 0.5, "transBatchA": 1}),
     ("com.microsoft", "MatMulNBits"): (
         ((2, 3, 144), (5, 9, 8), (5, 9), (5, 5), (), (5,)),
         (2, 3, 5),
