@@ -24,7 +24,7 @@ _NAMES = (
     (r"(^|(?<=[._]))past", "present"),
     (r"_in\Z", "_out"),
     (r"(?<=\d)i\Z", "o"),
-    (r"0\Z", "n"),
+    *((r"0\Z", end) for end in ("n", "N")),
     *((r"\Z", end) for end in ("_out", "_output", "n", "N", ".next", "_next", "_new")),
     *((r"^(in|input)(?=[_.])", begin) for begin in ("out", "output")),
     *((r"^(prev_)?", begin) for begin in ("next_", "new_", "r_")),

@@ -57,6 +57,7 @@ CELL, ROW = (DType.FLOAT, (2, 1, 8)), (DType.FLOAT, ("batch", 8))
                 ("cache_in", "cache_out", "lookahead_in", "lookahead_out"),
                 ("r1i", "r1o", "r2i", "r2o"),
                 ("h0", "hn", "c_0", "c_n"),
+                ("h0", "hN", "c0", "cN"),
                 ("cache_params.past.conv.0", "cache_params.present.conv.0", "cache_params.past.ssm.0", "cache_params.present.ssm.0"),
                 ("cache_last_channel", "cache_last_channel_next", "cache_last_time", "cache_last_time_next"),
                 ("cached_key_0", "new_cached_key_0", "embed_states", "new_embed_states"),
