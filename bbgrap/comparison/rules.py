@@ -7,7 +7,8 @@ rules that holds:
     identical   the bits are equal
     rounding    every difference is at most R eps m: eps of the element type, m the largest magnitude in the tightest slice of
                 the tensor through the element (`bounds`), R = 64 for floats of 32 and 64 bits, 8 for 16; of 16 bits, too, where
-                some value on the way to the output is of 16 bits
+                some value on the way to the output is of 16 bits; 3 eps where an element may be a sigmoid of 32 bits, which
+                onnxruntime computes as 0.5 and something
     spread      `got` is within rounding of what onnxruntime answers at another level of optimisation, with another number of threads
                 or to inputs that differ in their last bit (the variants); or every difference is at most `SPREAD` times the largest
                 one between the variants and `expected` in the tightest slice
@@ -91,6 +92,7 @@ def judge_output(
     exact: Array | None = None,
     transfers: TransferType = "exact",
     step: float = 0.0,
+    grain: float = 0.0,
 ) -> OutputVerdict:
     """Judge one output; without variants and without `exact`, by rounding only.
 
@@ -102,19 +104,20 @@ def judge_output(
         exact: The answer of the model in 64-bit floats.
         transfers: What floats were on their way.
         step: The eps of the coarsest 16-bit floats that were computed before it; 0.0 if there were none, or nobody knows.
+        grain: How far rounding may take every element, however small they are.
     """
     if identical(got, expected):
         return OutputVerdict(Rule.IDENTICAL)
-    if _within_rounding(got, expected, step):
+    if _within_rounding(got, expected, step, grain):
         return OutputVerdict(Rule.ROUNDING)
-    if any(identical(got, other) or _within_rounding(got, other, step) for other in variants):
+    if any(identical(got, other) or _within_rounding(got, other, step, grain) for other in variants):
         return OutputVerdict(Rule.SPREAD, own_err=_largest_difference(got, expected))
     if (got.dtype, got.shape) != (expected.dtype, expected.shape):
         return OutputVerdict(Rule.NONE, f"{who}: expected {expected.dtype}{list(expected.shape)}, got {got.dtype}{list(got.shape)}")
     alike = [other for other in variants if (other.dtype, other.shape) == (got.dtype, got.shape)]
     if got.dtype.kind not in "fciub" or _beyond_doubles(got, expected):
         return _judge_words(who, got, expected, alike)
-    return _judge_numbers(who, got, [expected, *alike], exact, transfers, step)
+    return _judge_numbers(who, got, [expected, *alike], exact, transfers, rounding(expected, step, grain))
 
 
 def identical(one: Array, other: Array) -> bool:
@@ -128,10 +131,11 @@ def identical(one: Array, other: Array) -> bool:
     return bool(np.array_equal(mine, theirs))
 
 
-def rounding(array: Array, step: float = 0.0) -> Array:
+def rounding(array: Array, step: float = 0.0, grain: float = 0.0) -> Array:
     """Return how far rounding may take every element: an array that broadcasts against the given one; 0 for what does not round.
 
-    `step` is the eps of the coarsest 16-bit floats that were computed before it.
+    `step` is the eps of the coarsest 16-bit floats that were computed before it, `grain` what it may be off in any case, unless it is of
+    64 bits.
     """
     if array.dtype.kind not in "fc":
         return np.zeros((1,) * array.ndim)
@@ -140,13 +144,13 @@ def rounding(array: Array, step: float = 0.0) -> Array:
     finite = np.isfinite(magnitudes)
     bound = tightest(magnitudes if finite.all() else np.where(finite, magnitudes, 0))
     relative = max(ROUNDING[limits.dtype.itemsize] * float(limits.eps), ROUNDING[2] * step)
-    return np.maximum(relative * numeric(bound), float(limits.tiny))
+    return np.maximum(relative * numeric(bound), max(float(limits.tiny), grain if limits.dtype.itemsize < 8 else 0.0))
 
 
-def _within_rounding(got: Array, expected: Array, step: float) -> bool:
+def _within_rounding(got: Array, expected: Array, step: float, grain: float) -> bool:
     if (got.dtype, got.shape) != (expected.dtype, expected.shape) or got.dtype.kind not in "fc":
         return False
-    return bool((distance(numeric(got), numeric(expected)) <= rounding(expected, step)).all())
+    return bool((distance(numeric(got), numeric(expected)) <= rounding(expected, step, grain)).all())
 
 
 def _largest_difference(one: Array, other: Array) -> float:
@@ -175,10 +179,13 @@ def _judge_words(who: str, got: Array, expected: Array, variants: Sequence[Array
     )
 
 
-def _judge_numbers(who: str, got: Array, own: Sequence[Array], exact: Array | None, transfers: TransferType, step: float) -> OutputVerdict:
-    """Judge numbers by spread, float64 and lossy transfers; `own` are all answers of onnxruntime, the expected one first."""
+def _judge_numbers(who: str, got: Array, own: Sequence[Array], exact: Array | None, transfers: TransferType, floor: Array) -> OutputVerdict:
+    """Judge numbers by spread, float64 and lossy transfers; `own` are all answers of onnxruntime, the expected one first.
+
+    `floor` is what rounding explains.
+    """
     mine, theirs = numeric(got), [numeric(answer) for answer in own]
-    floor, rounds = rounding(own[0], step), got.dtype.kind in "fc"
+    rounds = got.dtype.kind in "fc"
     witnesses = [*theirs, *([] if exact is None or exact.shape != got.shape else [numeric(exact)])]
     if (strange := _strange(who, mine, witnesses)) is not None:
         return strange

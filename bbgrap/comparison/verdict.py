@@ -38,6 +38,9 @@ class Evidence(Protocol):
     def step(self, output: int) -> float:
         """Return the eps of the coarsest 16-bit floats computed before an output; 0.0 if there were none, or nobody knows."""
 
+    def grain(self, output: int) -> float:
+        """Return how far rounding may take every element of an output, however small they are; 0.0 if nobody knows."""
+
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
@@ -156,18 +159,20 @@ def _compare_one(number: int, who: str, mine: Array, theirs: Array, transfers: T
 
 def _with_evidence(number: int, who: str, mine: Array, theirs: Array, transfers: TransferType, evidence: Evidence) -> OutputVerdict:
     """Judge again: by what floats were on the way, by inputs one bit off, by the variants, by 64-bit floats: the quickest first."""
-    step = evidence.step(number)
-    found = judge_output(who, mine, theirs, transfers=transfers, step=step)
+    step, grain = evidence.step(number), evidence.grain(number)
+    found = judge_output(who, mine, theirs, transfers=transfers, step=step, grain=grain)
     if found.rule is not Rule.NONE:
         return found
     variants: list[Array] = []
     for answers in (evidence.nearby, evidence.variants):
         variants += [leaves[number, who] for answer in answers() if (number, who) in (leaves := _leaves(answer))]
-        found = judge_output(who, mine, theirs, variants, None, transfers, step)
+        found = judge_output(who, mine, theirs, variants, None, transfers, step, grain)
         if found.rule is not Rule.NONE:
             return found
     exact = evidence.exact()
-    return found if exact is None else judge_output(who, mine, theirs, variants, _leaves(exact)[number, who], transfers, step)
+    if exact is None:
+        return found
+    return judge_output(who, mine, theirs, variants, _leaves(exact)[number, who], transfers, step, grain)
 
 
 class Judge:

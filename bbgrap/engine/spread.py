@@ -27,7 +27,7 @@ from bbgrap.engine.sessions import open_session, owned, session_options
 from bbgrap.errors import BbgrapError, ExecutionError
 from bbgrap.graph import Array
 from bbgrap.graph.onnx_io import read_model
-from bbgrap.graph.onnx_narrow import narrow_steps
+from bbgrap.graph.onnx_narrow import narrow_steps, sigmoid_grains
 from bbgrap.planners.options import TransferType
 
 _LEVEL = ort.GraphOptimizationLevel
@@ -80,6 +80,10 @@ class ReferenceAnswers:
         """Return the eps of the coarsest 16-bit floats computed before an output; 0.0 if there were none, or nobody knows."""
         return self._steps[output] if self._steps else 0.0
 
+    def grain(self, output: int) -> float:
+        """Return how far rounding may take every element of an output, however small they are; 0.0 if nobody knows."""
+        return self._grains[output] if self._grains else 0.0
+
     def judge(self, answers: Sequence[Any], transfers: TransferType = "exact") -> Comparison:
         """Compare an answer with plain onnxruntime's, floats having travelled as `transfers`.
 
@@ -126,6 +130,13 @@ class ReferenceAnswers:
     def _steps(self) -> Sequence[float]:
         try:
             return narrow_steps(read_model(self._model))
+        except BbgrapError:
+            return ()  # as for `_exact`
+
+    @cached_property
+    def _grains(self) -> Sequence[float]:
+        try:
+            return sigmoid_grains(read_model(self._model))
         except BbgrapError:
             return ()  # as for `_exact`
 

@@ -1,6 +1,7 @@
-"""In what the floats behind a model's outputs were stored on the way. One of the files that import onnx (see `onnx_io`).
+"""How coarse the floats behind a model's outputs are. One of the files that import onnx (see `onnx_io`).
 
-A float16 file that keeps 32 bits at its ends computes between two casts: its outputs are of 32 bits and as exact as 16.
+A float16 file that keeps 32 bits at its ends computes between two casts: its outputs are of 32 bits and as exact as 16. A sigmoid is
+computed as 0.5 and something: one near 0 is as exact as one near 0.5.
 """
 
 from __future__ import annotations
@@ -13,6 +14,12 @@ from bbgrap.graph.onnx_tidy import bodies_of, graphs_of, reads_of
 
 _STEPS: dict[int, float] = {TensorProto.FLOAT16: 2.0**-10, TensorProto.BFLOAT16: 2.0**-7}
 """The distance of 1 and the next number, by the type of 16 bits."""
+
+SIGMOID_GRAIN = 3 * 2.0**-23
+"""How far two of onnxruntime's sigmoids of one number may be apart, however small they are. Measured over [-40, 20]: below -5 they are
+multiples of 2^-25, and up to 1.4 eps from the exact ones; twice as far."""
+
+_MOVES = frozenset({"Concat", "Flatten", "Gather", "Identity", "Reshape", "Slice", "Split", "Squeeze", "Transpose", "Unsqueeze"})
 
 
 def narrow_steps(model: OnnxModel) -> tuple[float, ...]:
@@ -36,6 +43,15 @@ def narrow_steps(model: OnnxModel) -> tuple[float, ...]:
             own = _STEPS.get(kinds.get(name, 0), 0.0) if node.op_type != "Constant" else 0.0
             steps[name] = max(inside, before, own)
     return tuple(steps.get(output.name, 0.0) for output in graph.output)
+
+
+def sigmoid_grains(model: OnnxModel) -> tuple[float, ...]:
+    """Return for every output `SIGMOID_GRAIN` if some of its elements are sigmoids as they are; else 0.0."""
+    sigmoids: set[str] = set()
+    for node in model.proto.graph.node:
+        if node.op_type == "Sigmoid" or (node.op_type in _MOVES and not sigmoids.isdisjoint(node.input)):
+            sigmoids.update(node.output)
+    return tuple(SIGMOID_GRAIN if output.name in sigmoids else 0.0 for output in model.proto.graph.output)
 
 
 def _kinds(graph: GraphProto) -> dict[str, int]:

@@ -10,8 +10,8 @@ MAP = RANDOM.standard_normal((1, 8, 16, 16)).astype(np.float32)
 class Known:
     """Evidence that is given; counts how often it is asked."""
 
-    def __init__(self, variants=(), exact=None, steps=(0.0, 0.0), nearby=()):
-        self.answers, self.double, self.steps, self.moved, self.asked = variants, exact, steps, nearby, 0
+    def __init__(self, variants=(), exact=None, steps=(0.0, 0.0), nearby=(), grains=(0.0, 0.0)):
+        self.answers, self.double, self.steps, self.moved, self.grains, self.asked = variants, exact, steps, nearby, grains, 0
 
     def variants(self):
         self.asked += 1
@@ -27,6 +27,9 @@ class Known:
 
     def step(self, output):
         return self.steps[output]
+
+    def grain(self, output):
+        return self.grains[output]
 
 
 def rule_of(got, expected, variants=(), exact=None):
@@ -130,6 +133,16 @@ def test_what_was_of_16_bits_on_the_way_is_as_exact_as_these():
         got[0, :, np.abs(MAP).max(axis=(0, 1, 3)).argmin(), 0] += np.float32(times * eps * largest)
         assert compare([got, MAP], [MAP, MAP], evidence=evidence).verified is verified
         assert not compare([MAP, got], [MAP, MAP], evidence=evidence).verified
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_a_grain_is_allowed_however_small_the_elements_are_and_no_more(dtype):
+    evidence, small = Known(grains=(3e-7, 0.0)), (MAP * 1e-6).astype(dtype)
+    for off, explained in ((2.9e-7, dtype is np.float32), (3.1e-7, False)):
+        got = small.copy()
+        got[0, 3, 2, 1] += dtype(off)
+        assert compare([got, small], [small, small], evidence=evidence).verified is explained
+        assert not compare([small, got], [small, small], evidence=evidence).verified
 
 
 def test_a_judge_asks_for_evidence_at_the_end_and_returns_the_worst():

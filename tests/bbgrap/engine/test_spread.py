@@ -46,6 +46,16 @@ def test_an_answer_at_another_level_is_verified_and_a_changed_one_is_not(detecto
     assert found.fault.startswith("output 0: at [0, 3, 5")
 
 
+def test_a_sigmoid_near_zero_may_be_off_by_what_its_kernel_rounds_and_no_more(tmp_path):
+    """A detector of texts that saw none: four of nine answers of its plans were called wrong, by 6e-8 of a probability."""
+    path = write_model(tmp_path / "texts.onnx", [helper.make_node("Sigmoid", ["x"], ["y"])], {"x": (64, 64)}, {"y": (64, 64)})
+    witnesses = ReferenceAnswers(path, {"x": np.linspace(-30, -9, 64 * 64, dtype=np.float32).reshape(64, 64)})
+    for off, verified in ((2.0**-24, True), (2.0**-20, False)):
+        got = witnesses.expected[0].copy()
+        got[3, 5] += np.float32(off)
+        assert witnesses.judge([got]).verified is verified
+
+
 def test_answers_do_not_keep_what_was_taken_to_compute_them(tmp_path):
     """A separator of music took 15 GB: every answer kept its session's 2 GB, and the system ended the process."""
     large = 64 << 20
