@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from typing import Any
 
-from bbgrap.graph import DType, Graph, Node
+from bbgrap.graph import Array, DType, Graph, Node
 from bbgrap.planners.plan import whole_output
 from bbgrap.tdl import Description, describe, described_operators, reducible
 from bbgrap.tdl.operators.undescribed import SHAPE_OF_A_RUN, UNDESCRIBED, why_whole
@@ -16,7 +16,8 @@ from bbgrap.tdl.work import operations_of
 def inspect_graph(graph: Graph) -> dict[str, Any]:
     """Return inputs, outputs, parameters, work, and per operator what splits along what; nodes that stay whole with the reason.
 
-    `flops` counts an addition and a multiplication as one each; nodes without a description count nothing.
+    `flops` counts an addition and a multiplication as one each; nodes without a description count nothing. Of `parameters` that are packed
+    several into a byte each byte is one.
     """
     descriptions = {node.name: describe(graph, node) for node in graph.nodes}
     work = {node.name: operations_of(node, descriptions[node.name], whole_output(graph, node)) for node in graph.nodes}
@@ -35,12 +36,17 @@ def inspect_graph(graph: Graph) -> dict[str, Any]:
         "inputs": {name: str(graph.types[name]) for name in graph.inputs},
         "outputs": {name: str(graph.types[name]) for name in graph.outputs},
         "nodes": len(graph.nodes),
-        "parameters": sum(w.array.size for w in graph.weights.values() if w.array.dtype.kind == "f"),
+        "parameters": sum(w.array.size for w in graph.weights.values() if _is_parameter(w.array)),
         "weight_bytes": sum({w.digest: w.type.nbytes for w in graph.weights.values()}.values()),
         "flops": sum(work.values()),
         "operators": [{"operator": op, **counts} for op, counts in sorted(by_operator.items(), key=lambda item: -item[1]["flops"])],
         "layers": [_layer(graph, node, descriptions[node.name], work[node.name]) for node in graph.nodes],
     }
+
+
+def _is_parameter(array: Array) -> bool:
+    """Whether a weight is of floats, or of numbers quantized to 16 bits or fewer; integers of more are indices and extents."""
+    return array.dtype.kind in "fV" or (array.dtype.kind in "iu" and array.dtype.itemsize <= 2)
 
 
 def _layer(graph: Graph, node: Node, description: Description | None, work: int) -> dict[str, Any]:
