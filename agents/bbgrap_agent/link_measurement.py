@@ -29,6 +29,10 @@ _BULKS = 4
 _PING_WAIT_S = 1.0
 _TRIES_S = (0.3, 0.5)
 """How long an answer may take, the first and the second time; a first question may come before a peer knows that it may answer."""
+_PATIENCE = 4.0
+"""Times what the slowest answer took that others may take: where answers come late, machines are busy, and their links are well. Chosen."""
+_LONGEST_S = 2.2
+"""And no longer: a coordinator waits 3 s for what was found. Chosen."""
 _EXECUTOR_WAIT_S = 60.0
 """How long this agent's own executor may be in a kernel before it sends anything. Chosen."""
 
@@ -100,22 +104,33 @@ class SilentPeers:
 def unreachable(peers: Sequence[Peer], executor: Executor, tries_s: Sequence[float] = _TRIES_S) -> tuple[Peer, ...]:
     """Ask all peers at once for an answer, as often and as many seconds as told; return those that gave none, in their order.
 
+    Where others answer late, those that are missing have longer: machines that start twenty agents at once shake hands for a second.
+
     Raises:
         ExecutionError: if this agent's executor does not even come to sending.
     """
-    missing, asked = dict(enumerate(peers)), {}
+    missing, asked = dict(enumerate(peers)), dict[int, tuple[int, float]]()
     pongs: Pongs = queue.SimpleQueue()
     executor.post(lambda: executor.begin_pings(peers))
+    until = 0.0
+
+    def take(deadline: float) -> None:
+        nonlocal until
+        while missing and (number := _next(pongs, deadline)) is not None:
+            place, began = asked[number]
+            missing.pop(place, None)
+            until = max(until, began + min(_LONGEST_S, _PATIENCE * (time.monotonic() - began)))
+
     try:
         for seconds in tries_s:
             if not missing:
                 break
-            questions = {secrets.randbits(63): place for place in missing}
-            asked.update(questions)
+            questions, began = {secrets.randbits(63): place for place in missing}, time.monotonic()
+            asked.update({number: (place, began) for number, place in questions.items()})
             _send(executor, {number: peers[place] for number, place in questions.items()}, pongs)
-            deadline = time.monotonic() + seconds
-            while missing and (number := _next(pongs, deadline)) is not None:
-                missing.pop(asked[number], None)
+            take(time.monotonic() + seconds)
+        while missing and time.monotonic() < until:
+            take(until)
     finally:
         executor.post(lambda: executor.end_pings(peers, asked))
     return tuple(missing.values())
