@@ -30,7 +30,7 @@ from bbgrap.transport.memory_broker import MemoryClient
 from bbgrap.transport.name_resolver import NameResolver
 from bbgrap.transport.outgoing_connection import OutgoingConnection
 from bbgrap.transport.payload_memory import PayloadWriter
-from bbgrap.transport.tls import records
+from bbgrap.transport.tls import HANDSHAKE_S, records
 from bbgrap.transport.wakeup_queue import WakeupQueue
 
 MAX_BACKLOG_BYTES = 64 << 20
@@ -200,7 +200,8 @@ class Outbox:
         told = []
         for outgoing in self._outgoing.values():
             if not outgoing.ready and outgoing.socket is not None and now >= outgoing.due_by:
-                outgoing.fail(f"no answer within {_CONNECT_S:g} s")
+                began = isinstance(outgoing.socket, ssl.SSLSocket)
+                outgoing.fail(f"the handshake was not over within {HANDSHAKE_S:g} s" if began else f"no answer within {_CONNECT_S:g} s")
             if outgoing.fault:
                 address, reason, lost, greeted = outgoing.address, outgoing.fault, outgoing.lost, outgoing.tell_at == math.inf
                 self._shut(outgoing)
@@ -209,7 +210,7 @@ class Outbox:
                     told.append((address, reason))
                 if greeted or lost:
                     outgoing.tell_at = now + (_CONNECT_S if greeted else _AGAIN_S)
-            if not outgoing.ready and now >= outgoing.tell_at:
+            if not outgoing.ready and now >= outgoing.told_by:
                 outgoing.forget()
                 told.append((outgoing.address, f"no connection can be made: {outgoing.trouble}"))
                 outgoing.tell_at = now + _AGAIN_S
@@ -221,7 +222,7 @@ class Outbox:
         due = [max(now, self._look_at)] if self._looking else []
         for outgoing in self._outgoing.values():
             if not outgoing.ready:
-                due += [outgoing.tell_at, outgoing.due if outgoing.socket is None else outgoing.due_by]
+                due += [outgoing.told_by, outgoing.due if outgoing.socket is None else outgoing.due_by]
         return due
 
     def _look(self, now: float) -> None:

@@ -77,6 +77,11 @@ class OutgoingConnection:
     """When to tell that there is no connection, if there is none."""
     retry_s: float = 0.05
 
+    @property
+    def told_by(self) -> float:
+        """When it is told that there is no connection: a handshake that has begun, whose partner may be busy, ends before."""
+        return max(self.tell_at, self.due_by) if isinstance(self.socket, ssl.SSLSocket) else self.tell_at
+
     def establish(self, context: ssl.SSLContext | None) -> bool:
         """Go on with a connection that is being made; return whether it can be used now.
 

@@ -14,7 +14,7 @@ import pytest
 from bbgrap.transport import framing, outbox, outgoing_connection
 from bbgrap.transport.framing import GREETING, frame_head
 from bbgrap.transport.tcp import TcpDataPlane
-from bbgrap.transport.tls import RECORD_BYTES, client_context, records
+from bbgrap.transport.tls import RECORD_BYTES, client_context, records, server_context
 from tests.bbgrap.transport.check_transport import receive
 from tests.bbgrap.transport.locked import LockedCluster, share_memory
 from tests.waiting import until
@@ -198,6 +198,34 @@ def test_a_peer_that_ends_in_the_handshake_is_not_taken_for_one_without_tls(capl
     (record,) = caplog.records
     assert "data plane: the other side ended the connection in the handshake" in record.message
     assert "it does not speak" not in record.message
+
+
+def test_a_peer_that_is_busy_in_the_handshake_is_not_told_to_be_away_and_nothing_for_it_is_lost():
+    """Twenty agents that started at once on two cores took a second for it, and their links were said to be broken."""
+    cluster = LockedCluster()
+    sender, busy = cluster.open(), cluster.authority.identity("busy")
+    with contextlib.closing(sender), socket.create_server(("127.0.0.1", 0)) as listener:
+        address = f"tcp://127.0.0.1:{listener.getsockname()[1]}"
+        sender.connect(address, busy.fingerprint)
+        sender.send(address, b"hello", b"first")
+        raw, _ = listener.accept()
+        time.sleep(3 * outbox._CONNECT_S)
+        with server_context(busy).wrap_socket(raw, server_side=True) as connection:
+            connection.sendall(GREETING)
+            connection.settimeout(5)
+            heard = b""
+            while b"first" not in heard:
+                heard += connection.recv(4096)
+        assert sender.told.empty()
+
+
+def test_a_peer_that_never_ends_the_handshake_is_told_of(monkeypatch):
+    monkeypatch.setattr(outbox, "HANDSHAKE_S", 0.5)
+    monkeypatch.setattr(outgoing_connection, "HANDSHAKE_S", 0.5)
+    sender = LockedCluster().open()
+    with contextlib.closing(sender), socket.create_server(("127.0.0.1", 0)) as listener:
+        sender.connect(f"tcp://127.0.0.1:{listener.getsockname()[1]}", "ab" * 32)
+        assert "the handshake was not over within 0.5 s" in sender.told.get(timeout=5)[1]
 
 
 def test_a_revoked_peer_is_cut_off_at_once_also_what_has_come_and_was_not_taken():
