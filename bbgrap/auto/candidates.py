@@ -88,6 +88,7 @@ class Candidates:
         self.devices = evaluator.devices
         self.found: list[Candidate] = []
         self._seen: set[int] = set()
+        self._has_asked = False
         self._budget = evaluator.budget
         self.balance = Balance(evaluator)
         self.grows = grows(self.graph)
@@ -99,6 +100,12 @@ class Candidates:
 
     def collect(self) -> list[Candidate]:
         """Return all candidates, the best first."""
+        self.begin()
+        self.ask_others()
+        return self.ranked()
+
+    def begin(self) -> None:
+        """Collect what takes little time."""
         self._alone()
         if len(self.devices) > 1:
             if training_structure(self.graph, self.descriptions) is not None:
@@ -107,7 +114,15 @@ class Candidates:
             self._planners(QUICK)
             self._subsets()
             self._by_links()
+
+    def ask_others(self) -> None:
+        """Collect the plans of the planners that search themselves, after `begin`; once."""
+        if len(self.devices) > 1 and not self._has_asked:
+            self._has_asked = True
             self._planners([name for name in PLANNERS if name not in QUICK])
+
+    def ranked(self) -> list[Candidate]:
+        """Return what was collected, the best first."""
         # Planners that are asked whatever the budget have spent what is kept, too.
         self.evaluator.budget = max(self.evaluator.budget, round(KEPT * self._budget))
         return sorted(self.found, key=lambda candidate: candidate.score)

@@ -68,15 +68,20 @@ def plan_auto(
     Raises:
         PlanError: if a planner broke a law of plans.
     """
-    searches = _over_sets(Evaluator(Pieces(graph, descriptions), cluster, options, time_is_up))
-    best = searches[0].candidates[0].score
+    searches: list[_Search] = []
+    best: Score | None = None
     ended: dict[tuple[int, ...], Candidate] = {}
-    for search in [search for search in searches if search.candidates[0].score <= _near(best)]:
-        while (inner := search.without_idle()) is not None:
-            searches.append(inner)
-            search = inner
-        if search.evaluator.devices not in ended:
-            ended[search.evaluator.devices] = search.end()
+    for begun in _over_sets(Evaluator(Pieces(graph, descriptions), cluster, options, time_is_up)):
+        begun.ask_others()
+        search = _Search(begun.evaluator, begun.ranked(), begun.hopeless, begun.searched)
+        searches.append(search)
+        best = search.candidates[0].score if best is None else min(best, search.candidates[0].score)
+        if search.candidates[0].score <= _near(best):
+            while (inner := search.without_idle()) is not None:
+                searches.append(inner)
+                search = inner
+            if search.evaluator.devices not in ended:
+                ended[search.evaluator.devices] = search.end()
     candidates = sorted({(c.name, c.score): c for search in searches for c in search.candidates}.values(), key=lambda c: c.score)
     found = min([*ended.values(), candidates[0]], key=lambda c: c.score)
     plan = Plan("auto", graph, cluster, found.tiles)
@@ -84,25 +89,30 @@ def plan_auto(
     return SearchResult(plan, found.score, tuple(candidates), found.name, sum(search.evaluator.plans for search in searches))
 
 
-def _over_sets(evaluator: Evaluator) -> list[_Search]:
-    """Return searches over few of many nodes, over all, and over sets between, the one with the best candidate first.
+def _over_sets(evaluator: Evaluator) -> list[Candidates]:
+    """Return what was begun to collect over few of many nodes, over all, and over sets between, that with the best candidate first.
 
     What is best over twenty nodes is no worse than what is best over four of them; yet the plans over twenty take five times as much of
     a budget, and with it alone none of four would be looked at. All nodes come second: where the time ends before, what it takes to
-    use them all has been looked at.
+    use them all has been looked at. Planners that search are asked for few nodes only, as yet: over twenty they would take all the time.
     """
     order, everyone = Candidates(evaluator).by_speed(), len(evaluator.devices)
-    searches: list[_Search] = []
+    begun: list[Candidates] = []
     hopeless, searched = frozenset[str](), 1
     for size in _sizes(everyone):
-        if searches and evaluator.is_late:
+        if begun and evaluator.is_late:
             break
-        part = evaluator.over(sorted(order[:size]))
-        searches.append(_Search(part, Candidates(part, hopeless, searched).collect(), hopeless, searched))
-        if evaluator.objective != "memory" and len(searches) == 1:
-            hopeless = _hopeless(searches[0])
+        begun.append(Candidates(evaluator.over(sorted(order[:size])), hopeless, searched))
+        begun[-1].begin()
+        if len(begun) == 1:
+            begun[0].ask_others()
+            hopeless = _hopeless(begun[0].found) if evaluator.objective != "memory" else hopeless
         searched = max(searched, size) if size < everyone else searched
-    return sorted(searches, key=lambda search: search.candidates[0].score)
+    return sorted(begun, key=_best)
+
+
+def _best(candidates: Candidates) -> Score:
+    return min(candidate.score for candidate in candidates.found)
 
 
 def _sizes(count: int) -> list[int]:
@@ -113,10 +123,10 @@ def _sizes(count: int) -> list[int]:
     return [FEW, count, *doubled[1:], *between]
 
 
-def _hopeless(search: _Search) -> frozenset[str]:
+def _hopeless(candidates: list[Candidate]) -> frozenset[str]:
     """Return the planners whose plans are so far from the best that they are not worth asking for more nodes."""
-    best = search.candidates[0].score
-    far = (c.planner for c in search.candidates if c.score.value > FAR * best.value)
+    best = min(candidate.score for candidate in candidates)
+    far = (c.planner for c in candidates if c.score.value > FAR * best.value)
     return frozenset(planner for planner in far if planner) if not best.excess else frozenset()
 
 

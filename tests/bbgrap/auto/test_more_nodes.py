@@ -10,6 +10,9 @@ from bbgrap.cluster.types import Link, Network, NodeProfile
 from bbgrap.graph import Graph
 from bbgrap.planners.bbgrap import all_descriptions
 from bbgrap.planners.options import PlanOptions
+from bbgrap.planners.plan import Tiles
+from bbgrap.planners.registry import PLANNERS
+from bbgrap.tdl import Descriptions
 from bbgrap.zoo.vit import vit
 from tests.examples import examples
 from tests.random_models import networks
@@ -47,3 +50,18 @@ def test_what_leaves_nodes_out_is_searched_with_what_other_planners_make_of_the_
     found = search(graph, [1.0] * 7, GIGABIT)
     names = {candidate.name for candidate in found.candidates}
     assert {"planner 'tofu' over 4 of 7 nodes", "planner 'fewer-exchanges' over 6 of 7 nodes"} <= names
+
+
+def test_planners_that_search_are_asked_for_all_nodes_when_fewer_have_been_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Over twenty nodes they took the whole time: six of them were not looked at, over which ResNet50 was predicted to take 5 % less."""
+    graph = vit("encoder", depth=1, width=384, heads=6, size=224, patch=16, classes=10)
+    cluster = Cluster(tuple(NodeProfile(f"node{n}", share=1.0) for n in range(7)), Network(GIGABIT, coordinator_on="node0"))
+    tofu, asked = PLANNERS["tofu"], list[int]()
+
+    def noted(graph: Graph, cluster: Cluster, options: PlanOptions, descriptions: Descriptions) -> Tiles:
+        asked.append(len(cluster.nodes))
+        return tofu(graph, cluster, options, descriptions)
+
+    monkeypatch.setitem(PLANNERS, "tofu", noted)
+    found = plan_auto(graph, cluster, PlanOptions("auto"), all_descriptions(graph), time_is_up=lambda: 7 in asked)
+    assert "planner 'fewer-exchanges' over 6 of 7 nodes" in {candidate.name for candidate in found.candidates}
