@@ -167,11 +167,12 @@ class Queries:
         self._round = None
         own, own_at = running.found.pop("", (None, 0.0))
         nodes = []
-        for name, (facts, at) in sorted(running.found.items()):
+        for name in sorted(running.found, key=name_order):
+            facts, at = running.found[name]
             # Each clock was read between the question and its answer.
             ahead_s = 0.0 if own is None else (facts.clock_s - at) - (own.clock_s - own_at)
             nodes.append(inspection.NodeFacts(name, facts, ahead_s, at - running.began))
-        silent = tuple(sorted(running.waiting - {""}))
+        silent = tuple(sorted(running.waiting - {""}, key=name_order))
         lately = sorted((p for p in self.planning.plans.values() if p.is_used(now)), key=lambda plan: -plan.asked)
         models = tuple(map(_served, lately[:MAX_MODELS]))
         return [ToClient(identity, Inspection(call, own, tuple(nodes), silent, models)) for identity, call in running.callers]

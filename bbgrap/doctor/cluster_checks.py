@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from bbgrap.cluster import NodeProfile
+from bbgrap.cluster.names import name_order
 from bbgrap.cluster.speeds import shares_of
 from bbgrap.cluster.types import COORDINATOR
 from bbgrap.doctor.findings import Finding
@@ -69,7 +70,8 @@ def _versions(facts: ClusterFacts) -> Iterator[Finding]:
 
 def _reachability(facts: ClusterFacts) -> Iterator[Finding]:
     at = {node.name: node.address for node in facts.nodes}
-    for pair in sorted({tuple(sorted((node.name, other))) for node in facts.nodes for other in node.unreachable}):
+    pairs = {tuple(sorted((node.name, other), key=name_order)) for node in facts.nodes for other in node.unreachable}
+    for pair in sorted(pairs, key=lambda pair: [name_order(name) for name in pair]):
         found = f"they do not reach each other ({', '.join(f'{name} at {at[name]}' for name in pair if name in at)})"
         advice = "open the data ports (--data-port) in both firewalls; is --advertise the address that others use? Is the MTU right?"
         yield Finding("error", " and ".join(pair), "reachability", found, "tensors go both ways", advice)

@@ -37,6 +37,18 @@ def test_who_says_nothing_is_named_and_keeps_nobody_waiting():
         assert (answer.silent, [node.name for node in answer.nodes]) == (("a",), ["b"])
 
 
+def test_many_stand_in_the_order_of_their_names():
+    names = [f"agent{number}" for number in range(12)]
+    wire = joined_wire(*reversed(names))
+    for silent in (names[2], names[10]):
+        wire.agent(silent).ahead_s = None
+    call = ask(wire)
+    wire.wait(INSPECT_WITHIN_S + 0.2)
+    answer = wire.answer(call)
+    assert answer.silent == ("agent2", "agent10")
+    assert [node.name for node in answer.nodes] == [name for name in names if name not in answer.silent]
+
+
 def test_who_is_lost_meanwhile_is_not_silent():
     wire = joined_wire("a", "b")
     wire.agent("a").ahead_s = None
