@@ -71,7 +71,7 @@ def _sections(
         yield f'<figure><div class="view">{layers_svg(layers, devices)}</div></figure>'
     if shown is not None:
         yield _head("Bytes per exchange", "What travels between nodes, by the values that it is part of.")
-        yield from traffic_table(shown)
+        yield _scrolled(traffic_table(shown))
         yield "<br/>"
         yield _scrolled(exchange_table(shown))
         yield from _segments(shown, "measured" if measured else "predicted", predicted if measured else None, segments)

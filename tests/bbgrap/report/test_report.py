@@ -91,6 +91,13 @@ def test_pictures_in_the_page_keep_inside():
         check_svg(ET.tostring(picture, encoding="unicode"))
 
 
+def test_the_table_of_who_sends_to_whom_scrolls_by_itself():
+    """Of twenty nodes it has twenty-one columns: the whole page moved sideways."""
+    root = ET.fromstring(report_html("tiny", predicted=two_devices()))  # noqa: S314
+    tables = [table for scrolled in root.iter() if scrolled.get("class") == "scroll" for table in scrolled]
+    assert any("from \\ to" in "".join(table.itertext()) for table in tables)
+
+
 @pytest.mark.parametrize("given", [{}, {"predicted": two_devices()}, {"layers": layers()}, {"measured": Timeline((), ())}])
 def test_a_report_may_lack_anything(given):
     check_page(report_html("some", **given))
