@@ -25,16 +25,23 @@ def own_address(coordinator: str) -> str:
         ClusterUnavailableError: if the coordinator's host has no address, or there is no way to it, as before a network is up.
     """
     host, port = split_address(coordinator)
-    family = socket.AF_INET6 if host.startswith("[") else socket.AF_INET
-    with socket.socket(family, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect((host.strip("[]"), int(port)))
-            found = str(probe.getsockname()[0])
-        except OSError as error:
-            is_unknown = isinstance(error, socket.gaierror)
-            what = "its host cannot be found" if is_unknown else "there is no way to it from here; is the network up?"
-            raise ClusterUnavailableError(f"coordinator '{coordinator}': {what}: {error.strerror or error}") from error
-    return f"[{found}]" if family == socket.AF_INET6 else found
+    fault = OSError("it has no address")
+    try:
+        places = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_DGRAM)
+        for family, kind, _, _, target in sorted(places, key=lambda place: place[0] == socket.AF_INET6):
+            with socket.socket(family, kind) as probe:
+                try:
+                    probe.connect(target)
+                except OSError as error:
+                    fault = error
+                    continue
+                found = str(probe.getsockname()[0])
+                return f"[{found}]" if family == socket.AF_INET6 else found
+    except OSError as error:
+        fault = error
+    is_unknown = isinstance(fault, socket.gaierror)
+    what = "its host cannot be found" if is_unknown else "there is no way to it from here; is the network up?"
+    raise ClusterUnavailableError(f"coordinator '{coordinator}': {what}: {fault.strerror or fault}") from fault
 
 
 def own_host(advertised: str) -> str:

@@ -77,7 +77,7 @@ class ControlClient:
         set_limits(socket)
         if self.lock is not None:
             self.lock.set_on(socket)
-        socket.ipv6 = is_ipv6(self.address)
+        socket.ipv6 = is_ipv6(self._addresses.current)
         if self._addresses.is_name:
             socket.connect_timeout = round(_CONNECT_S * 1000)
         socket.reconnect_ivl = 100
@@ -130,6 +130,7 @@ class ControlClient:
         before = self._addresses.current
         if self._addresses.move_on():
             self.socket.disconnect(before)
+            self.socket.ipv6 = is_ipv6(self._addresses.current)
             self.socket.connect(self._addresses.current)
 
     def has_new_lock(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 from collections import OrderedDict
@@ -189,6 +190,8 @@ def _why_not(bind: str, error: zmq.ZMQError) -> str:
     """Return why nothing can listen at an address: ZeroMQ calls a name that nobody knows a missing device."""
     if why_unknown(bind):
         return f"host '{split_address(bind)[0]}' cannot be found; is its name right?"
+    if error.errno == errno.ENODEV:  # as ZeroMQ calls a name that it does not find
+        return "a name is looked up as IPv4; give an IPv6 address as tcp://[ADDRESS]:PORT"
     return str(error.strerror)
 
 

@@ -65,16 +65,14 @@ def why_unknown(address: str) -> str:
     """Return why nobody knows the host of an address; empty if it is known."""
     host, port = split_address(address)
     try:
-        found = socket.getaddrinfo(host.strip("[]"), port)
+        socket.getaddrinfo(host.strip("[]"), port)
     except (OSError, UnicodeError) as error:
         return getattr(error, "strerror", None) or "no such name"
-    if not is_ipv6(address) and all(family == socket.AF_INET6 for family, *_ in found):
-        return f"it has IPv6 addresses only, and a name is looked up as IPv4; give tcp://[{found[0][4][0]}]:{port}"
     return ""
 
 
 def is_ipv6(address: str) -> bool:
-    """Whether the host of an address is an IPv6 address; a name is looked up as IPv4."""
+    """Whether the host of an address is an IPv6 address; ZeroMQ looks up a name as IPv4."""
     return split_address(address)[0].startswith("[")
 
 

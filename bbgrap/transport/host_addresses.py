@@ -2,8 +2,8 @@
 
     tcp://head:7070  ──► tcp://10.0.0.5:7070  ──► tcp://192.168.1.5:7070  ──► tcp://head:7070, looked up anew  ──► ...
 
-Laws: nobody waits for a look-up here; a numeric address stays as it is, and so does the name of a host that has one; a name is looked up
-as IPv4, as by ZeroMQ.
+Laws: nobody waits for a look-up here; a numeric address stays as it is, and so does the name of a host that has one of IPv4: ZeroMQ looks
+up names as IPv4 only. Addresses of IPv6 come last.
 """
 
 from __future__ import annotations
@@ -59,11 +59,13 @@ class HostAddresses:
         host, port = split_address(self._address)
         hosts: list[str] = []
         try:
-            found = socket.getaddrinfo(host, int(port), socket.AF_INET, socket.SOCK_STREAM)
-            hosts = [str(target[0]) for *_, target in found]
+            found = socket.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)
+            hosts = [f"[{target[0]}]" if family == socket.AF_INET6 else str(target[0]) for family, *_, target in found]
+            hosts = sorted(dict.fromkeys(hosts), key=lambda each: each.startswith("["))
         except (OSError, UnicodeError, OverflowError, ValueError):  # ZeroMQ meets the same, and it is told of by others
             pass
-        self._found.put([f"tcp://{each}:{port}" for each in dict.fromkeys(hosts)] if len(set(hosts)) > 1 else [])
+        is_same = len(hosts) == 1 and not hosts[0].startswith("[")
+        self._found.put([] if is_same else [f"tcp://{each}:{port}" for each in hosts])
 
 
 def _is_name(host: str) -> bool:

@@ -64,6 +64,12 @@ def test_a_host_that_cannot_be_found_may_be_there_later():
     assert raised.value.exit_code == 3
 
 
+@pytest.mark.skipif(not socket.has_ipv6, reason="this system has no IPv6")
+def test_a_name_that_has_no_address_of_ipv4_leads_to_one_of_ipv6(monkeypatch):
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: [(socket.AF_INET6, socket.SOCK_DGRAM, 17, "", ("::1", 7070, 0, 0))])
+    assert own_address("tcp://six:7070") == "[::1]"
+
+
 def test_a_machine_without_a_network_is_not_told_that_a_host_cannot_be_found(monkeypatch):
     """As before a network is up, or without the loopback device: the host was given by its address."""
 

@@ -223,11 +223,15 @@ def test_why_no_coordinator_answers(address, said):
     assert said in str(unavailable(address, 3))
 
 
-def test_a_name_with_addresses_that_are_not_tried_is_said_to_be_one(monkeypatch):
-    found = [(socket.AF_INET6, socket.SOCK_STREAM, 6, "", ("fd00::7", 5, 0, 0))]
+@pytest.mark.skipif(not socket.has_ipv6, reason="this system has no IPv6")
+def test_to_listen_at_a_name_that_has_no_address_of_ipv4_is_refused_with_what_to_give(monkeypatch):
+    found = [(socket.AF_INET6, socket.SOCK_STREAM, 6, "", ("::1", 5, 0, 0))]
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_: found)
-    assert "it has IPv6 addresses only" in str(unavailable("tcp://six:5", 3))
-    assert "give tcp://[fd00::7]:5" in str(unavailable("tcp://six:5", 3))
+    with (
+        zmq.Context() as context,
+        pytest.raises(UsageError, match=r"a name is looked up as IPv4; give an IPv6 address as tcp://\[ADDRESS\]:PORT"),
+    ):
+        ControlServer(context, "tcp://six.invalid:0")
     assert "start one with" in str(unavailable("tcp://[fd00::7]:5", 3))
 
 

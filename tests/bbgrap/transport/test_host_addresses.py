@@ -15,14 +15,15 @@ from tests.waiting import until
 
 @pytest.fixture
 def hosts(monkeypatch):
-    """What `localhost` is said to be, for everybody but ZeroMQ."""
+    """What `localhost`, or `six.invalid`, is said to be, for everybody but ZeroMQ."""
     found = ["127.0.0.1", "127.0.0.1", "127.0.0.5"]
 
-    def look_up(host, port, *_):
-        assert host == "localhost"
+    def look_up(host, port, *_, **__):
+        assert host in ("localhost", "six.invalid")
         if not found:
             raise socket.gaierror(socket.EAI_AGAIN, "no answer")
-        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (each, port)) for each in found]
+        families = [socket.AF_INET6 if ":" in each else socket.AF_INET for each in found]
+        return [(family, socket.SOCK_STREAM, 6, "", (each, port)) for family, each in zip(families, found, strict=True)]
 
     monkeypatch.setattr(socket, "getaddrinfo", look_up)
     return found
@@ -47,6 +48,11 @@ def test_all_addresses_of_a_name_take_turns_and_the_name_is_looked_up_anew(hosts
     addresses.failed()
     addresses.succeeded()
     assert not addresses.move_on()
+
+
+def test_addresses_of_ipv6_come_last(hosts):
+    hosts[:] = ["fd00::7", "127.0.0.1"]
+    assert failing(HostAddresses("tcp://localhost:7"), 3) == ["tcp://127.0.0.1:7", "tcp://[fd00::7]:7", "tcp://localhost:7"]
 
 
 @pytest.mark.parametrize("found", [[], ["127.0.0.1"]])
@@ -80,9 +86,20 @@ def test_without_a_thread_it_stays(monkeypatch):
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems have one loopback address")
 @pytest.mark.usefixtures("hosts")
 def test_a_coordinator_at_the_second_address_of_a_name_is_found():
+    answers("127.0.0.5", "localhost")
+
+
+@pytest.mark.skipif(not socket.has_ipv6, reason="this system has no IPv6")
+def test_a_coordinator_whose_name_has_an_address_of_ipv6_only_is_found(hosts):
+    hosts[:] = ["::1"]
+    answers("[::1]", "six.invalid")
+
+
+def answers(at, name):
+    """Have a coordinator at an address answer a client that knows its name."""
     with zmq.Context() as context:
-        server = ControlServer(context, "tcp://127.0.0.5:0")
-        with ControlClient(context, server.address.replace("127.0.0.5", "localhost")) as client:
+        server = ControlServer(context, f"tcp://{at}:0")
+        with ControlClient(context, server.address.replace(at, name)) as client:
 
             def comes():
                 client.send([b"hello"])
