@@ -203,9 +203,10 @@ class AgentMachine:
         if self.state == "joined" and message.retry:  # late: it was taken in since
             return []
         # A name stays taken for as long as the coordinator believes its last holder alive: a restarted agent waits that out once.
+        is_first, bound_s = self._refused_since is None, max(self._silence_s, REFUSED_S)
         self._refused_since = now if self._refused_since is None else self._refused_since
-        if message.retry and now - self._refused_since < max(self._silence_s, REFUSED_S):
-            return []
+        if message.retry and now - self._refused_since < bound_s:
+            return [LogLine(f"not let in; tried again for {bound_s:g} s: {message.reason}")] if is_first else []
         self._tracker.move("give up")
         return [Quit(message.reason)]
 

@@ -210,10 +210,13 @@ def test_joining_is_tried_soon_at_first_and_never_rarely():
 
 def test_a_name_that_is_taken_is_asked_for_again_for_a_while():
     agent = Driven(membership=0)
+    lines = []
     while not any(isinstance(i, ae.Quit) for i in agent.done):
         agent.now += 0.5
         agent.tell(m.Refused("taken", retry=True))
+        lines += [i for i in agent.done if isinstance(i, ae.LogLine)]
     assert agent.now >= REFUSED_S
+    assert [line.text for line in lines] == [f"not let in; tried again for {REFUSED_S:g} s: taken"]
 
 
 def test_a_joined_agent_whose_key_is_taken_back_ends_and_says_why():
