@@ -52,6 +52,7 @@ class Uploads:
     def __init__(self, stored: dict[str, int], models: Mapping[str, tuple[ModelFile, ...]] | None = None) -> None:
         """Start with the files and models kept from earlier."""
         self.stored = stored
+        self._unread = set(stored)  # since the start: a power cut may have cut them short
         self._offers = dict(models or {})
         self._missing: dict[RoutingId, dict[str, tuple[int, str]]] = {}
 
@@ -63,11 +64,11 @@ class Uploads:
             return [ToClient(identity, Failed(message.call, fault, f"model: {reason}"))]
         told = [] if message.model in self._offers else [Audit("brought", peer_of(identity), _about(message))]
         _put_last(self._offers, message.model, message.files, MAX_OFFERS)
-        missing = tuple(dict.fromkeys(file.digest for file in message.files if file.digest not in self.stored))
+        missing = tuple(dict.fromkeys(file.digest for file in message.files if self.stored.get(file.digest) != file.size))
         if missing:
             mine = self._missing.get(identity, {})
             for file in message.files:
-                if file.digest not in self.stored:
+                if file.digest in missing:
                     _put_last(mine, file.digest, (file.size, message.model), MAX_FILES)
             _put_last(self._missing, identity, mine, MAX_CLIENTS)
         return [ToClient(identity, ModelMissing(message.call, missing)), *told]
@@ -81,7 +82,8 @@ class Uploads:
             return Fault.PROTOCOL, "its own file lies in a folder, or a folder has the name of a file"
         sizes: dict[str, int] = {}
         for file in message.files:
-            known = self.stored.get(file.digest, sizes.setdefault(file.digest, file.size))
+            said = sizes.setdefault(file.digest, file.size)
+            known = said if file.digest in self._unread else self.stored.get(file.digest, said)
             if known != file.size:
                 return Fault.PROTOCOL, f"file '{file.name}' has {known} bytes by its digest, not {file.size}"
         total = sum(file.size for file in message.files)
@@ -91,9 +93,10 @@ class Uploads:
 
     def chunk(self, identity: RoutingId, message: ModelChunk) -> list[CoordinatorInstruction]:
         """Store a piece of an offered file."""
-        if message.digest in self.stored:
-            return [ToClient(identity, ModelStored(message.call, self.stored[message.digest], complete=True))]
-        size, model = self._missing.get(identity, {}).get(message.digest, (0, ""))
+        known = self.stored.get(message.digest)
+        size, model = self._missing.get(identity, {}).get(message.digest, (known or 0, ""))
+        if known is not None and (known == size or message.digest not in self._unread):
+            return [ToClient(identity, ModelStored(message.call, known, complete=True))]
         if not model or not message.payload:
             return [ToClient(identity, Failed(message.call, Fault.UNKNOWN_MODEL, "model: the file was not offered"))]
         return [WriteChunk(identity, message, size, self._offers.get(model, ()))]
@@ -105,6 +108,7 @@ class Uploads:
             return [ToClient(event.identity, Failed(event.call, Fault.BUSY if event.is_busy else Fault.MODEL, event.fault))]
         if event.complete:
             self.stored[event.digest] = event.received
+            self._unread.discard(event.digest)
             mine = self._missing.get(event.identity, {})
             mine.pop(event.digest, None)
             if not mine:

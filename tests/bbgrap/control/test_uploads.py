@@ -51,6 +51,18 @@ def test_another_client_changes_no_size():
     assert (refused.fault, refused.reason) == (Fault.PROTOCOL, "model: file 'm' has 5 bytes by its digest, not 6")
 
 
+def test_a_file_that_was_cut_short_before_the_start_is_brought_again():
+    """As by a power cut. It was refused for good: `file 'm' has 3 bytes by its digest, not 5`."""
+    message = offer(ModelFile("m", A, 5))
+    store = Uploads({A: 3}, {message.model: message.files})
+    assert answer(store.offer(ONE, message)) == ModelMissing(1, (A,))
+    (write,) = store.chunk(ONE, ModelChunk(1, A, 0, (b"12345",)))
+    assert (type(write), write.size) == (WriteChunk, 5)
+    store.written(ChunkWritten(ONE, 1, A, 5, complete=True))
+    assert store.files_of(message.model) == message.files
+    assert answer(store.chunk(TWO, ModelChunk(1, A, 0, (b"1",)))) == ModelStored(1, 5, complete=True)
+
+
 def test_a_file_that_nobody_offered_is_not_taken():
     store = Uploads({})
     store.offer(ONE, offer(ModelFile("m", A, 5)))
