@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 
 import onnxruntime
@@ -35,9 +36,23 @@ def introduce(name: str, threads: int, data_address: str) -> Join:
 
 
 def memory_limit(root: Path = Path("/")) -> int:
-    """Return the bytes of memory that plans may fill: the machine's, or its container's, but for what an agent itself takes."""
+    """Return the bytes of memory that plans may fill: the machine's, its container's or what this process may still map, if that is less.
+
+    What an agent itself takes is not there for plans.
+    """
     total: int = psutil.virtual_memory().total
-    return max(1, min(total, memory_bytes(root) or total) - AGENT_BYTES)
+    return max(1, min(total, memory_bytes(root) or total, _mappable_bytes() or total) - AGENT_BYTES)
+
+
+def _mappable_bytes() -> int | None:
+    """Return how much more this process may map, as batch systems limit it (`ulimit -v`); None without a limit."""
+    with suppress(ImportError):
+        import resource  # not on every system
+
+        limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+        if limit != resource.RLIM_INFINITY:
+            return max(1, limit - psutil.Process().memory_info().vms)
+    return None
 
 
 def cores_to_use(root: Path = Path("/")) -> int:

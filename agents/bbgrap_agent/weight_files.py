@@ -33,7 +33,7 @@ def fault_of(path: Path, *, content: bool = True) -> str:
     """Return why a file does not hold the weight that its name is the digest of, empty if it does; without `content` only sizes count.
 
     Raises:
-        ExecutionError: if this process can open no file, whatever it holds.
+        ExecutionError: if this process can open no file, or has no memory to read it, whatever it holds.
     """
     try:
         with path.open("rb", buffering=0) as stream:
@@ -51,6 +51,8 @@ def fault_of(path: Path, *, content: bool = True) -> str:
     except OSError as error:
         check_limits(error)
         return f"it cannot be read: {error.strerror or error}"
+    except MemoryError as error:
+        raise ExecutionError("no file of weights can be read: no memory is left; is it limited (ulimit -v)?") from error
     except Exception:  # noqa: BLE001,RUF100 - whatever numpy makes of a head of garbage
         return "it is no array"
 

@@ -215,7 +215,9 @@ class Acceptor:
         except ssl.SSLWantWriteError:  # it does not read: that is its end, in 3 s
             return
         except OSError as error:
-            self._end(stranger, f"data plane: {reason_of(error)}")
+            # Of a host that has spoken TLS before it is known that it can: what ends now ends itself, as agents do that are stopped.
+            is_its_end = stranger.is_known and isinstance(error, ssl.SSLEOFError)
+            self._end(stranger, "" if is_its_end else f"data plane: {reason_of(error)}")
             return
         self._hosts.add(stranger.host)
         self._forget(stranger)

@@ -1,6 +1,8 @@
 """Files of the weights cache: damage is found without mapping them, and those that ended a worker are named and removed."""
 
 import os
+import subprocess
+import sys
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -60,6 +62,25 @@ def test_damage_is_found(tmp_path, damage, fault):
 def test_what_cannot_be_read_is_no_error(tmp_path):
     assert fault_of(tmp_path / "gone.npy") == "it is gone"
     assert fault_of(tmp_path) == "it cannot be read: Is a directory"
+
+
+WITHOUT_MEMORY = """
+import pathlib, resource, sys
+import psutil
+from bbgrap_agent.weight_files import fault_of
+from bbgrap.errors import ExecutionError
+resource.setrlimit(resource.RLIMIT_AS, (psutil.Process().memory_info().vms,) * 2)
+try:
+    print(fault_of(pathlib.Path(sys.argv[1])))
+except ExecutionError as error:
+    print(error)
+"""
+
+
+def test_without_memory_to_read_it_no_file_is_called_damaged(tmp_path):
+    """They were removed, and sent and written again and again."""
+    done = subprocess.run([sys.executable, "-c", WITHOUT_MEMORY, saved(tmp_path, A)], capture_output=True, text=True, check=True)
+    assert "no memory is left; is it limited (ulimit -v)?" in done.stdout
 
 
 @given(st.integers(0, 127), st.binary(min_size=1, max_size=8))

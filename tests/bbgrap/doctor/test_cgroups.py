@@ -40,6 +40,15 @@ def test_what_an_agent_itself_takes_is_not_there_for_plans(tmp_path):
     assert memory_limit(root) == (600 << 20) - AGENT_BYTES
 
 
+def test_what_a_process_may_not_map_is_not_there_for_plans():
+    """As batch systems limit it. Workers ended without a reason while they took in weights that they had no room for."""
+    code = "import resource; resource.setrlimit(resource.RLIMIT_AS, (3 << 30, 3 << 30));"
+    code += "from bbgrap_agent.introduction import memory_limit; import psutil; print(memory_limit(), psutil.Process().memory_info().vms)"
+    limit, mapped = map(int, subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout.split())
+    assert 0 < limit <= (3 << 30) - AGENT_BYTES - (100 << 20)
+    assert abs(limit - ((3 << 30) - AGENT_BYTES - mapped)) < 64 << 20
+
+
 def test_groups_that_limit_memory_are_told_apart(tmp_path):
     limits = {"pod/memory.max": str(600 << 20), "pod/a/memory.max": "max", "pod/b/memory.max": str(100 << 20)}
     a, b = (tree(tmp_path / name, f"0::/pod/{name}\n", limits) for name in "ab")

@@ -200,6 +200,18 @@ def test_a_peer_that_ends_in_the_handshake_is_not_taken_for_one_without_tls(capl
     assert "it does not speak" not in record.message
 
 
+def test_of_a_host_that_has_spoken_tls_nobody_is_warned_that_it_ended_in_the_handshake(caplog):
+    """Whenever an agent was stopped, its peers asked in their logs whether it had been started with --insecure."""
+    with pair() as (sender, target):
+        sender.send(target.address, b"hello")
+        receive(target)
+        for begun in (bytes([22, 3, 1]), b"no TLS at all"):
+            with socket.create_connection(("127.0.0.1", port_of(target)), 5) as connection:
+                connection.sendall(begun)
+        until(lambda: caplog.records)
+    assert ["does not speak TLS" in record.message for record in caplog.records] == [True]
+
+
 def test_a_peer_that_is_busy_in_the_handshake_is_not_told_to_be_away_and_nothing_for_it_is_lost():
     """Twenty agents that started at once on two cores took a second for it, and their links were said to be broken."""
     cluster = LockedCluster()
