@@ -89,16 +89,17 @@ class SilentPeers:
 
     def tried(self, peers: Iterable[Peer], missing: Iterable[Peer]) -> None:
         """Take what a trial of these peers has found."""
-        silent = {peer.name for peer in missing}
+        silent, apart = {peer.name for peer in missing}, list[tuple[str, str]]()
         with self._lock:
             for peer in peers:
                 before = self._times.pop(peer.name, 0)
                 if peer.name in silent:
                     self._times[peer.name] = before + 1
-                    if before == 1:
-                        _log.warning("this node %s", apart_text(peer.name, peer.address, self._own_address))
+                    apart += [(peer.name, peer.address)] if before == 1 else []
                 elif before > 1:
                     _log.info("this node and '%s' reach each other again", peer.name)
+        if apart:
+            _log.warning("this node %s", apart_text(apart, self._own_address))
 
 
 def unreachable(peers: Sequence[Peer], executor: Executor, tries_s: Sequence[float] = _TRIES_S) -> tuple[Peer, ...]:

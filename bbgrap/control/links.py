@@ -95,7 +95,7 @@ class Links:
         if trial is None or trial.member is not member:
             return False, []
         del self._trials[message.trial]
-        before, told = set(self.apart), list[CoordinatorInstruction]()
+        before, told, apart = set(self.apart), list[CoordinatorInstruction](), list[tuple[str, str]]()
         there = {(peer.name, peer.address, peer.fingerprint) for peer in self.members.peers_of(member)}
         for peer in trial.peers:
             if (peer.name, peer.address, peer.fingerprint) not in there:
@@ -113,10 +113,11 @@ class Links:
             ):
                 # One that computes answers between two segments, one that is about to be taken for dead never, and one whose worker has
                 # just been started anew not at all: none says anything of the link. Each agent looks itself whom it reaches, before.
-                if pair not in self.apart:
-                    text = apart_text(peer.name, peer.address, member.join.data_address)
-                    told.append(Log(f"'{member.name}' {text} If so, {LONG_ONES_LOST}", event="link lost", node=member.name))
+                apart += [(peer.name, peer.address)] if pair not in self.apart else []
                 self.apart[pair] = now
+        if apart:
+            text = apart_text(apart, member.join.data_address)
+            told.append(Log(f"'{member.name}' {text} If so, {LONG_ONES_LOST}", event="link lost", node=member.name))
         return set(self.apart) != before, told
 
     def overdue(self, now: float) -> list[CoordinatorInstruction]:

@@ -3,7 +3,7 @@
 import pytest
 
 from bbgrap.control import coordinator_events as ce
-from bbgrap.control.coordinator_instructions import Log
+from bbgrap.control.coordinator_instructions import HostPings, Log
 from bbgrap.control.request_recovery import MAX_LOSSES
 from bbgrap.planners.options import PlanOptions
 from bbgrap.protocol import client_messages as c
@@ -61,3 +61,18 @@ def test_one_that_computes_was_not_reached_if_it_has_passed_from_one_segment_to_
     wire.say("b", m.Heartbeat(1, 1, seconds, 10 + steps))
     wire.to_coordinator(ce.FromPeer(told.identity, m.LinksTried(told.message.trial, (peer.device,))))
     assert (frozenset("ab") in machine.links.apart) == apart
+
+
+def test_whom_an_agent_does_not_reach_is_told_in_one_line():
+    """Of twenty agents, one behind a wall had nineteen lines, which were all that the status said of what had happened."""
+    wire = ready_wire("a", "b", "c", "d", "e", "f")
+    machine = wire.coordinator
+    begun = machine.links.joined(machine.members.by_name["f"], wire.now)
+    (message,) = (i.message for i in begun if not isinstance(i, HostPings) and isinstance(i.message, m.TryLinks))
+    told = wire.coordinator.handle(
+        ce.FromPeer(wire.agent("f").identity, m.LinksTried(message.trial, tuple(peer.device for peer in message.peers))), wire.now
+    )
+    (line,) = (i.text for i in told if isinstance(i, Log) and i.event == "link lost")
+    assert line.startswith(
+        "'f' does not reach 'a' at tcp://a:1, 'b' at tcp://b:1, 'c' at tcp://c:1 and 3 more, or is not reached by them at "
+    )
