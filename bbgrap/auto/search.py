@@ -160,7 +160,7 @@ class _Search:
         starts = sorted([*mixed, *candidates[:STARTS]], key=lambda candidate: candidate.score)[:STARTS]
         ended = [(improve(evaluator, start.tiles, start.score, chosen), start) for start in starts]
         best, start = min(ended, key=lambda pair: pair[0].score)
-        name = start.name + (f", improved in {best.moves} moves" if best.moves else "")
+        name = start.name + (f", improved in {best.moves} move{'s' * (best.moves != 1)}" if best.moves else "")
         return replace(start, name=name, tiles=best.tiles, score=best.score)
 
 

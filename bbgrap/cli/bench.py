@@ -120,7 +120,7 @@ def print_comparison(report: dict[str, Any]) -> None:
         numbers = [result[key] for key in ("median_ms", "p95_ms", "speedup", "max_abs_err", "max_rel_err", "bit_identical")]
         rows.append(
             (
-                f"{_planned(result)}{_lossy(result)}{', dictionaries' if result['palettes'] else ''}",
+                f"{_planned(result)}{_lossy(result)}{', dictionaries' if result['dictionaries'] else ''}",
                 *numbers,
                 result["transfers"],
                 result["bytes_sent"],

@@ -33,7 +33,8 @@ def report_of(compiled: Compiled, search_s: float) -> dict[str, Any]:
         "nodes_used": [names[d] for d in plan.devices_used],
         "search_s": search_s,
         "transfer_dtype": compiled.optimized.transfers,
-        "palettes": _with_dictionary(compiled),
+        "dictionaries": _with_dictionary(compiled),
+        "palettes": _with_dictionary(compiled),  # the old name of the same, for one release
         "initial": asdict(statistics_of(compiled.initial)),
         "optimized": asdict(statistics_of(compiled.optimized)),
         "cases": {case.name.lower(): cases[case] for case in Case},

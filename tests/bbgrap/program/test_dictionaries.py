@@ -182,7 +182,7 @@ def test_a_report_says_who_gets_them() -> None:
     told = {}
     for wire in ("exact", "float16"):
         compiled = compile_plan(plan, descriptions, wire, frozenset({1, 2}))
-        told[wire] = report_of(compiled, 0.0)["palettes"], "inputs go to node1, node2 with dictionaries" in "\n".join(explain(compiled))
+        told[wire] = report_of(compiled, 0.0)["dictionaries"], "inputs go to node1, node2 with dictionaries" in "\n".join(explain(compiled))
     assert told == {"exact": (["node1", "node2"], True), "float16": ([], False)}
 
 
