@@ -221,7 +221,7 @@ def test_a_peer_that_is_busy_in_the_handshake_is_not_told_to_be_away_and_nothing
         sender.connect(address, busy.fingerprint)
         sender.send(address, b"hello", b"first")
         raw, _ = listener.accept()
-        time.sleep(3 * outbox._CONNECT_S)
+        time.sleep(1.5 * outbox._CONNECT_S)
         with server_context(busy).wrap_socket(raw, server_side=True) as connection:
             connection.sendall(GREETING)
             connection.settimeout(5)
