@@ -20,9 +20,16 @@ LOAD_BYTES_PER_S = 20e6
 APART_S = 5.0
 """How much longer a load may take on each next device of a plan. Chosen: what hangs on all of them ends one worker after the other, and one
 that has ended is back before the next one does, so requests of other models have an agent."""
+ALL_APART_S = 30.0
+"""And on the last device at most: of many, some may be away at once. Chosen: over twenty, a model that hung waited for 155 s."""
 LONGEST_LOOK_S = 0.3
 """Of the time between two looks, more does not count: this process itself may have been stopped."""
 MAX_DROPPED = 1024
+
+
+def apart_s(device: int, devices: int) -> float:
+    """Return how much longer a load may take on a device than on the first one of so many, in seconds."""
+    return device * min(APART_S, ALL_APART_S / max(1, devices))
 
 
 class WorkerTimeouts:
@@ -61,7 +68,7 @@ class WorkerTimeouts:
     def allow(self, deploy: Deploy) -> None:
         """A deployment is to be loaded."""
         nbytes = sum(kind.nbytes for kind in deploy.weight_types.values())
-        self._allowed[deploy.epoch] = LOAD_S + nbytes / LOAD_BYTES_PER_S + APART_S * deploy.schedule.device
+        self._allowed[deploy.epoch] = LOAD_S + nbytes / LOAD_BYTES_PER_S + apart_s(deploy.schedule.device, deploy.schedule.host)
 
     def look(self, doing: WorkerActivity, now: float, *, stopped: bool) -> str:
         """Return why the worker is to be ended, or an empty text."""

@@ -2,7 +2,7 @@
 
 import pytest
 from bbgrap_agent.progress import WorkerActivity
-from bbgrap_agent.worker_timeouts import APART_S, EARLIER_S, LOAD_S, WorkerTimeouts
+from bbgrap_agent.worker_timeouts import ALL_APART_S, APART_S, EARLIER_S, LOAD_S, WorkerTimeouts
 
 from bbgrap.compiler.artifacts import SegmentModel, WeightRef
 from bbgrap.graph.types import DType, TensorType
@@ -62,12 +62,18 @@ def test_time_in_which_the_worker_or_this_process_was_stopped_does_not_count():
 
 
 @pytest.mark.parametrize(
-    ("device", "weights", "allowed"), [(0, {}, LOAD_S), (0, {"w": WEIGHT, "same": WEIGHT}, LOAD_S + 20), (2, {}, LOAD_S + 2 * APART_S)]
+    ("device", "devices", "weights", "allowed"),
+    [
+        (0, 3, {}, LOAD_S),
+        (0, 3, {"w": WEIGHT, "same": WEIGHT}, LOAD_S + 20),
+        (2, 3, {}, LOAD_S + 2 * APART_S),
+        (19, 20, {}, LOAD_S + 19 / 20 * ALL_APART_S),
+    ],
 )
-def test_a_load_has_time_by_its_weights_and_its_device(device, weights, allowed):
+def test_a_load_has_time_by_its_weights_and_its_device(device, devices, weights, allowed):
     looks = Looks()
     segment = SegmentModel("s", "cd" * 32, b"", ("x",), ("y",), weights)
-    looks.timeouts.allow(Deploy(3, (), Schedule(device, 3, (), ()), (segment,)))
+    looks.timeouts.allow(Deploy(3, (), Schedule(device, devices, (), ()), (segment,)))
     seconds, reason = looks.until_lost(WorkerActivity(loading=3, loading_since_ns=9), at_most_s=200)
     assert allowed <= seconds < allowed + 0.3
     assert reason == f"the load of epoch 3 did not end within {allowed:.0f} s"

@@ -7,7 +7,7 @@ from collections import Counter
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from bbgrap_agent.worker_timeouts import APART_S, EARLIER_S
+from bbgrap_agent.worker_timeouts import EARLIER_S, apart_s
 
 from bbgrap.control.loading import RESEND_S
 from bbgrap.control.made_plans import NO_ROOM
@@ -254,7 +254,8 @@ class Checks:
         """
         world, slowest = self.world, min(speed for _, speed in self.world.story.agents)
         waiting = sum(world.models[o.use.model].seconds for o in world.outcomes if not o.answers and not o.gone) / slowest
-        hung = APART_S * len(world.story.agents) if any(fault.kind == "loads hang" for fault in world.story.faults) else 0.0
+        agents = len(world.story.agents)
+        hung = apart_s(agents, agents) if any(fault.kind == "loads hang" for fault in world.story.faults) else 0.0
         return 5.0 + waiting + hung + 2 * sum(self._arrives_within(use, slowest) for use in world.story.uses)
 
     def _arrives_within(self, use: Use, slowest: float) -> float:

@@ -9,7 +9,7 @@ from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING
 
-from bbgrap_agent.worker_timeouts import APART_S, LOAD_S
+from bbgrap_agent.worker_timeouts import LOAD_S, apart_s
 
 from bbgrap.cluster.types import LinkProfile, NodeProfile, Speed
 from bbgrap.control import agent_events as ae
@@ -244,7 +244,7 @@ class Worker(Process):
             names = tuple(segment.name for segment in deploy.segments)
             costs = [cost_of(name) for name in names]
             self.loading, self.load_began = epoch, self.clock.now
-            self.load_limit_s = LOAD_S + APART_S * deploy.schedule.device
+            self.load_limit_s = LOAD_S + apart_s(deploy.schedule.device, deploy.schedule.host)
             model = self.world.models[costs[0][0]] if costs else None
             if model is not None and model.trait == "kills on load":
                 self.later(0.01, lambda: self.agent.worker_dies(self, f"it crashed while it loaded {names[0]}", m.EndedBy.CRASH))

@@ -6,7 +6,7 @@ import random
 from collections import Counter
 from typing import Any
 
-from bbgrap_agent.worker_timeouts import APART_S, EARLIER_S, LOAD_S
+from bbgrap_agent.worker_timeouts import EARLIER_S, LOAD_S, apart_s
 
 from bbgrap.protocol import messages as m
 from bbgrap.protocol.directions import TO_AGENT, TO_CLIENT, TO_COORDINATOR
@@ -312,7 +312,7 @@ class World:
             agent.resume()
             if agent.worker is not None and agent.worker.hangs:
                 agent.worker.load_began = self.clock.now - LOAD_S
-                self.hung_until = self.clock.now + APART_S * len(self.agents)
+                self.hung_until = self.clock.now + apart_s(len(self.agents), len(self.agents))
         for client in self.clients:
             client.to_head.heal()
             client.from_head.heal()
