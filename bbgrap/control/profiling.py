@@ -121,8 +121,8 @@ class Profiling:
         self._all_known = 0.0
         """When all nodes that could be measured were known last, in seconds."""
         self._aside_since = 0.0
-        self._is_untold = False
-        """Whether plans wait for what is known until more is."""
+        self._untold_since: float | None = None
+        """When the last node was measured of which plans are told once more of them are; None: of all they know."""
         self.has_news = False
         """Whether there are profiles that plans have not been told of."""
 
@@ -232,7 +232,7 @@ class Profiling:
                 case _Round(turns=()) as running:
                     self._round = None
                     told = self._note(running, now)
-                    done += [*self._keep(running), *(running.answer() if running.identity else told)]
+                    done += [*self._keep(running, now), *(running.answer() if running.identity else told)]
                 case running:
                     return [*done, *running.progress()]
 
@@ -252,15 +252,15 @@ class Profiling:
         running.linking = (turn, profile)
         return [ToAgent(member.identity, turn.question)]
 
-    def _keep(self, running: _Round) -> list[CoordinatorInstruction]:
+    def _keep(self, running: _Round, now: float) -> list[CoordinatorInstruction]:
         """Believe what was measured, now and after a restart."""
         known = [*running.done, *running.without_links]
         self.members.measured.update({profile.name: profile for profile in known})
-        if self.members.aside:
-            # Those that come after it are set aside by the next tick: one plan is made of all that is known then.
-            self._is_untold |= bool(known)
-        else:
-            self.has_news = bool(known)
+        if known and self.members.aside:
+            # Those that come after it are set aside by one of the next ticks: one plan is made of all that is known then.
+            self._untold_since = now
+        elif known:
+            self.has_news, self._untold_since = True, None
         saved = (SaveProfile(profile, by_hand=False) for profile in known)
         return [*saved, *(Audit("measured", {"agent": profile.name}) for profile in known)]
 
@@ -292,8 +292,8 @@ class Profiling:
             ranked = sorted(unknown, key=lambda member: (member.name in busy, name_order(member.name)))
             self.members.aside = next((member.name for member in ranked if can_spare(member.name, now)), "")
             self._aside_since = now
-        if not self.members.aside:
-            self.has_news, self._is_untold = self._is_untold, False
+        if not self.members.aside and self._untold_since is not None and (not unknown or now > self._untold_since + IDLE_S):
+            self.has_news, self._untold_since = True, None
         return self._go_on(now)
 
     def _go_on_aside(self, member: Member, now: float, *, is_busy: bool) -> list[CoordinatorInstruction]:

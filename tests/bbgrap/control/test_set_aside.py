@@ -111,3 +111,15 @@ def test_what_is_known_of_some_is_planned_with_where_others_cannot_be_spared():
 def test_no_node_is_set_aside_while_a_plan_is_made():
     story = busy_story(is_planned=False)
     assert {asked for _, asked in story.goes_on(3 * BUSY_S)} == {()}
+
+
+def test_where_requests_have_pauses_too_plans_are_told_of_all_that_is_known_at_once():
+    """After each of twelve nodes they were told, and none was made until the last one was measured."""
+    story, told = busy_story(), []
+    changed = story.wire.coordinator.planning.world_changed
+    story.wire.coordinator.planning.world_changed = lambda now: told.append(list(known(story.wire).values())) or changed(now)
+    for _ in range(round(10 * BUSY_S)):
+        story.goes_on(0.1)
+        story.wire.wait(0.15)
+    assert [profile("a"), profile("b")] in told
+    assert not any(None in of_all and of_all.count(None) < len(of_all) for of_all in told)
