@@ -80,6 +80,11 @@ class Sequence:
         """What messages call it."""
         return f"sequence {self.name} of model {self.model[:8]}"
 
+    @property
+    def is_made_anew(self) -> bool:
+        """Whether a request waits for the state, which is nowhere, or not up to here."""
+        return self.is_open and self.seen < self.steps
+
     def place(self, epoch: int) -> None:
         """Let its home be one where nothing of it is."""
         self.epoch, self.state, self.seen, self.before = epoch, 0, 0, (0, 0)

@@ -236,11 +236,12 @@ class Sequences:
     # --- inputs -------------------------------------------------------------------------------------------------------------------
 
     def _forget_inputs(self) -> None:
-        """Keep no more than may be kept: what is idle for longest goes first."""
+        """Keep no more than may be kept: what is idle for longest goes first, and of what is being made anew nothing until it is there."""
         for sequence in sorted(self._known.values(), key=lambda s: s.is_open) if self._kept > self.most_kept else ():
             if self._kept <= self.most_kept:
                 break
-            self._drop_inputs(sequence)
+            if not sequence.is_made_anew:
+                self._drop_inputs(sequence)
 
     def _drop_inputs(self, sequence: Sequence) -> None:
         self._kept -= sum(each.price for each in sequence.given or ())

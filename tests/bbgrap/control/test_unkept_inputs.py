@@ -37,6 +37,23 @@ def test_a_state_that_is_half_made_anew_when_its_inputs_go_is_lost(is_cancelled)
     assert total(wire, 1, 0, 7) == 7
 
 
+def test_inputs_of_a_state_that_is_made_anew_are_kept_until_it_is_there():
+    """Who only read a state lost it, when others were answered meanwhile."""
+    wire = counters("a", "b")
+    assert [total(wire, 1, step, 1) for step in range(6)] == [1, 2, 3, 4, 5, 6]
+    known = wire.coordinator.requests.sequences
+    (sequence,) = known._known.values()
+    wire.states.clear()
+    call = wire.run_of(1, 6, 10)
+    while sequence.seen != 2:
+        wire.deliver_all()
+        wire.finish_requests()
+    known.most_kept = 0
+    assert total(wire, 2, 0, 1) == 1
+    assert int(bytes(wire.until_answered(call).payload[0])) == 16
+    assert sequence.given is None
+
+
 @pytest.fixture
 def unkept():
     """A sequence of three requests whose inputs are not kept, and whose state one agent of two has."""

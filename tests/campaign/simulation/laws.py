@@ -80,7 +80,8 @@ def state_faults(head: Head) -> list[str]:  # noqa: C901 - one branch per law
     sequences = requests.sequences._known.values()
     if requests.sequences._kept != sum(given.price for sequence in sequences for given in sequence.given or ()):
         faults.append("bytes of inputs that are kept are wrong")
-    if requests.sequences._kept > requests.sequences.most_kept:
+    made_anew = sum(given.price for sequence in sequences if sequence.is_made_anew for given in sequence.given or ())
+    if requests.sequences._kept - made_anew > requests.sequences.most_kept:
         faults.append("more inputs are kept than may be")
     asked = {id(request.sequence) for request in requests.open.values()}
     if stuck := [sequence.label for sequence in sequences if sequence.is_open and id(sequence) not in asked]:
