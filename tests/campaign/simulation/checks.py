@@ -116,9 +116,9 @@ class Checks:
             is_lost = "its inputs are not kept" in answer.reason and (bool(kinds) or self._has_killers())
             has_few = self.world.story.state_bytes < LARGE_BYTES or (self.world.story.kept_bytes < LARGE_BYTES and is_lost)
             return not ends.isdisjoint(kinds) or has_few
-        # It is read where the model is whole, if it fits there, and no fault keeps it from being loaded, nor from being made anew.
+        # It is read where the model is whole, if it fits there, and nothing keeps it from being loaded or run, nor from being made anew.
         is_large = self.world.models[outcome.use.model].trait == "large"
-        may_lack = is_large or bool(kinds) or self.world.story.kept_bytes < LARGE_BYTES
+        may_lack = is_large or bool(kinds) or self._has_killers() or self.world.story.kept_bytes < LARGE_BYTES
         return not outcome.token and READ_WHOLE in answer.reason and may_lack
 
     def _has_killers(self) -> bool:
@@ -131,20 +131,23 @@ class Checks:
         story, took = self.world.story, outcome.ended - outcome.asked
         if took <= SLOWER_S or outcome.trait:
             return
-        begins, ends = outcome.asked - NEAR_S, outcome.ended
-        if any(fault.at < ends and fault.at + fault.seconds > begins for fault in story.faults):
+        begins, ended = outcome.asked - NEAR_S, outcome.ended
+        if any(fault.at < ended and fault.at + fault.seconds > begins for fault in story.faults):
             return
         if begins < self.world.hung_until:
             return
         # What hangs for a request that the coordinator has forgotten ends its worker so much later.
         forgotten = EARLIER_S if story.faults else 0.0
         bad = [other for other in self.world.outcomes if other.trait in {"slow", *KILLERS}]
-        if any(begins - (other.until - other.asked) - forgotten < other.asked < ends for other in bad):
+        if any(begins - (other.until - other.asked) - forgotten < other.asked < ended for other in bad):
             return
         # One that failed may have found nobody who had the model; with state it is loaded apart.
         uses = [use for use in story.uses if (use.model, use.state) == (outcome.use.model, outcome.use.state)]
         same = [o for o in self.world.outcomes if o.use in uses and o.answers and isinstance(o.answers[0], c.RunResult)]
-        if not any(o.ended < outcome.asked - 2.0 for o in same) or any(m.trait for m in story.models):
+        # What a coordinator has with state ends with it, and is loaded anew.
+        ends = [fault.at + fault.seconds for fault in story.faults if fault.kind == "kill coordinator" and fault.at < outcome.asked]
+        since = max(ends, default=0.0) if outcome.use.state else 0.0
+        if not any(since < o.ended < outcome.asked - 2.0 for o in same) or any(m.trait for m in story.models):
             return
         slowest = min(speed for _, speed in story.agents)
         together = [o for o in self.world.outcomes if o.asked < outcome.ended and (not o.ended or o.ended > outcome.asked)]
