@@ -348,9 +348,10 @@ class World:
                 break
         else:
             self.checks.healed(limit)
-        while any(not o.answers and not o.gone for o in self.outcomes) and self.clock.now < max(o.until for o in self.outcomes) + 12.0:
-            self.clock.run(self.clock.now + 0.5)
-        self.clock.run(self.clock.now + 1.5)
+        for seconds in (1.5, 0.0):  # sequences that rest have requests then, for which nobody has waited yet
+            while any(not o.answers and not o.gone for o in self.outcomes) and self.clock.now < max(o.until for o in self.outcomes) + 12.0:
+                self.clock.run(self.clock.now + 0.5)
+            self.clock.run(self.clock.now + seconds)
         self.checks.at_end()
         return self.surprises
 
