@@ -104,7 +104,8 @@ class Checks:
             return kinds["loads fail"] > 0 or ("out of memory" in reason and kinds["exhaust worker"] >= MAX_DEATHS)
         if "trace again" in reason:
             return outcome.trait == "record"
-        if outcome.until - outcome.asked < LONG_S:
+        # A large model needs most nodes, and a load that hangs keeps each of them for a minute.
+        if outcome.until - outcome.asked < LONG_S or (model.trait == "large" and kinds["loads hang"]):
             return "deadline" in reason or answer.fault in {c.Fault.UNAVAILABLE, c.Fault.UNKNOWN_PLAN}
         return False
 
