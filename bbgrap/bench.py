@@ -130,7 +130,8 @@ class Contender:
             **comparison.as_dict(),
             "verified": comparison.verified,
             "fault": comparison.fault or None,
-            **dict.fromkeys(("dictionaries", "palettes"), plan.get("dictionaries", [])),  # of two names the second is old: for one release
+            "dictionaries": plan.get("dictionaries", []),
+            "palettes": plan.get("dictionaries", []),  # the old name of the same, for one release
             "bytes_sent": done.get("bytes"),
             **{key: done.get(key) for key in ("scatter_bytes", "gather_bytes", "transfers", "syncs", "segments")},
             "predicted_ms": plan.get("predicted_ms"),

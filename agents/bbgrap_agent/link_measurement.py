@@ -95,7 +95,8 @@ class SilentPeers:
                 before = self._times.pop(peer.name, 0)
                 if peer.name in silent:
                     self._times[peer.name] = before + 1
-                    apart += [(peer.name, peer.address)] if before == 1 else []
+                    if before == 1:
+                        apart.append((peer.name, peer.address))
                 elif before > 1:
                     _log.info("this node and '%s' reach each other again", peer.name)
         if apart:

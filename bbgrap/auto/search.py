@@ -76,12 +76,13 @@ def plan_auto(
         search = _Search(begun.evaluator, begun.ranked(), begun.hopeless, begun.searched)
         searches.append(search)
         best = search.candidates[0].score if best is None else min(best, search.candidates[0].score)
-        if search.candidates[0].score <= _near(best):
-            while (inner := search.without_idle()) is not None:
-                searches.append(inner)
-                search = inner
-            if search.evaluator.devices not in ended:
-                ended[search.evaluator.devices] = search.end()
+        if search.candidates[0].score > _near(best):
+            continue
+        while (inner := search.without_idle()) is not None:
+            searches.append(inner)
+            search = inner
+        if search.evaluator.devices not in ended:
+            ended[search.evaluator.devices] = search.end()
     candidates = sorted({(c.name, c.score): c for search in searches for c in search.candidates}.values(), key=lambda c: c.score)
     found = min([*ended.values(), candidates[0]], key=lambda c: c.score)
     plan = Plan("auto", graph, cluster, found.tiles)

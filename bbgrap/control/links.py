@@ -113,7 +113,8 @@ class Links:
             ):
                 # One that computes answers between two segments, one that is about to be taken for dead never, and one whose worker has
                 # just been started anew not at all: none says anything of the link. Each agent looks itself whom it reaches, before.
-                apart += [(peer.name, peer.address)] if pair not in self.apart else []
+                if pair not in self.apart:
+                    apart.append((peer.name, peer.address))
                 self.apart[pair] = now
         if apart:
             text = apart_text(apart, member.join.data_address)

@@ -122,7 +122,7 @@ class Profiling:
         """When all nodes that could be measured were known last, in seconds."""
         self._aside_since = 0.0
         self._untold_since: float | None = None
-        """When the last node was measured of which plans are told once more of them are; None: of all they know."""
+        """When the last node was measured that plans have not been told of; None: they know all."""
         self.has_news = False
         """Whether there are profiles that plans have not been told of."""
 

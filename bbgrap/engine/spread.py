@@ -78,11 +78,11 @@ class ReferenceAnswers:
 
     def step(self, output: int) -> float:
         """Return the eps of the coarsest 16-bit floats computed before an output; 0.0 if there were none, or nobody knows."""
-        return self._steps[output] if self._steps else 0.0
+        return self._coarseness[output][0] if self._coarseness else 0.0
 
     def grain(self, output: int) -> float:
         """Return how far rounding may take every element of an output, however small they are; 0.0 if nobody knows."""
-        return self._grains[output] if self._grains else 0.0
+        return self._coarseness[output][1] if self._coarseness else 0.0
 
     def judge(self, answers: Sequence[Any], transfers: TransferType = "exact") -> Comparison:
         """Compare an answer with plain onnxruntime's, floats having travelled as `transfers`.
@@ -127,18 +127,13 @@ class ReferenceAnswers:
             return None
 
     @cached_property
-    def _steps(self) -> Sequence[float]:
+    def _coarseness(self) -> Sequence[tuple[float, float]]:
+        """Step and grain of every output; none if nobody knows."""
         try:
-            return narrow_steps(read_model(self._model))
+            model = read_model(self._model)
         except BbgrapError:
             return ()  # as for `_exact`
-
-    @cached_property
-    def _grains(self) -> Sequence[float]:
-        try:
-            return sigmoid_grains(read_model(self._model))
-        except BbgrapError:
-            return ()  # as for `_exact`
+        return tuple(zip(narrow_steps(model), sigmoid_grains(model), strict=True))
 
     @cached_property
     def _exact(self) -> Sequence[Array] | None:

@@ -200,8 +200,12 @@ class Outbox:
         told = []
         for outgoing in self._outgoing.values():
             if not outgoing.ready and outgoing.socket is not None and now >= outgoing.due_by:
-                began = isinstance(outgoing.socket, ssl.SSLSocket)
-                outgoing.fail(f"the handshake was not over within {HANDSHAKE_S:g} s" if began else f"no answer within {_CONNECT_S:g} s")
+                late = (
+                    f"the handshake was not over within {HANDSHAKE_S:g} s"
+                    if outgoing.shakes_hands
+                    else f"no answer within {_CONNECT_S:g} s"
+                )
+                outgoing.fail(late)
             if outgoing.fault:
                 address, reason, lost, greeted = outgoing.address, outgoing.fault, outgoing.lost, outgoing.tell_at == math.inf
                 self._shut(outgoing)

@@ -78,9 +78,14 @@ class OutgoingConnection:
     retry_s: float = 0.05
 
     @property
+    def shakes_hands(self) -> bool:
+        """Whether the other side has taken a connection that cannot be used yet: it may be busy."""
+        return not self.ready and not self.leaving and isinstance(self.socket, ssl.SSLSocket)
+
+    @property
     def told_by(self) -> float:
-        """When it is told that there is no connection: a handshake that has begun, whose partner may be busy, ends before."""
-        return max(self.tell_at, self.due_by) if isinstance(self.socket, ssl.SSLSocket) else self.tell_at
+        """When it is told that there is no connection: a handshake that has begun ends before."""
+        return max(self.tell_at, self.due_by) if self.shakes_hands else self.tell_at
 
     def establish(self, context: ssl.SSLContext | None) -> bool:
         """Go on with a connection that is being made; return whether it can be used now.

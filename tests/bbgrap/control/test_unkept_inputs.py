@@ -17,28 +17,8 @@ def test_a_state_whose_inputs_are_not_kept_cannot_be_read_from_a_plan_over_sever
     assert total(wire, 1, 3, 1) == 4
 
 
-@pytest.mark.parametrize("is_cancelled", [False, True])
-def test_a_state_that_is_half_made_anew_when_its_inputs_go_is_lost(is_cancelled):
-    wire = counters("a", "b")
-    assert [total(wire, 1, step, 1) for step in range(4)] == [1, 2, 3, 4]
-    known = wire.coordinator.requests.sequences
-    (sequence,) = known._known.values()
-    wire.states.clear()
-    call = wire.run_of(1, 4, 10)
-    while sequence.seen != 2:
-        wire.deliver_all()
-        wire.finish_requests()
-    if is_cancelled:
-        wire.tell(c.Cancel(call))
-        call = wire.run_of(1, 4, 10)
-    known._drop_inputs(sequence)
-    assert wire.until_answered(call).fault is c.Fault.STATE_LOST
-    assert total(wire, 1, 4, 10) is c.Fault.STATE_LOST
-    assert total(wire, 1, 0, 7) == 7
-
-
-def test_inputs_of_a_state_that_is_made_anew_are_kept_until_it_is_there():
-    """Who only read a state lost it, when others were answered meanwhile."""
+def half_made_anew():
+    """A sequence of six requests whose state is gone: two of them have run again for the seventh, which waits."""
     wire = counters("a", "b")
     assert [total(wire, 1, step, 1) for step in range(6)] == [1, 2, 3, 4, 5, 6]
     known = wire.coordinator.requests.sequences
@@ -48,6 +28,24 @@ def test_inputs_of_a_state_that_is_made_anew_are_kept_until_it_is_there():
     while sequence.seen != 2:
         wire.deliver_all()
         wire.finish_requests()
+    return wire, known, sequence, call
+
+
+@pytest.mark.parametrize("is_cancelled", [False, True])
+def test_a_state_that_is_half_made_anew_when_its_inputs_go_is_lost(is_cancelled):
+    wire, known, sequence, call = half_made_anew()
+    if is_cancelled:
+        wire.tell(c.Cancel(call))
+        call = wire.run_of(1, 6, 10)
+    known._drop_inputs(sequence)
+    assert wire.until_answered(call).fault is c.Fault.STATE_LOST
+    assert total(wire, 1, 6, 10) is c.Fault.STATE_LOST
+    assert total(wire, 1, 0, 7) == 7
+
+
+def test_inputs_of_a_state_that_is_made_anew_are_kept_until_it_is_there():
+    """Who only read a state lost it, when others were answered meanwhile."""
+    wire, known, sequence, call = half_made_anew()
     known.most_kept = 0
     assert total(wire, 2, 0, 1) == 1
     assert int(bytes(wire.until_answered(call).payload[0])) == 16

@@ -6,6 +6,8 @@ import errno
 import os
 import queue
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from bbgrap.transport.certificates import Authority
 from bbgrap.transport.memory_broker import start_broker
@@ -45,6 +47,30 @@ class LockedPlane(TcpDataPlane):
         self.connect = lambda address, fingerprint="": self._outbox.connect(
             address, fingerprint or (cluster.planes[address].fingerprint if address in cluster.planes else "")
         )
+
+
+@contextmanager
+def pair(*, computes: bool = False) -> Iterator[tuple[LockedPlane, LockedPlane]]:
+    """Open a plane that is connected to another one."""
+    cluster = LockedCluster()
+    sender, target = cluster.open(), cluster.open(computes=computes)
+    sender.connect(target.address)
+    try:
+        yield sender, target
+    finally:
+        sender.close()
+        target.close()
+
+
+def port_of(plane: TcpDataPlane) -> int:
+    return int(plane.address.rpartition(":")[2])
+
+
+def told_until(plane: LockedPlane, text: str) -> str:
+    """Return the first reason that has this text, of those that a plane tells of broken connections."""
+    while text not in (reason := plane.told.get(timeout=5)[1]):
+        pass
+    return reason
 
 
 def forbidden(*_: object) -> int:

@@ -1,7 +1,6 @@
 """The locked data plane: nobody else is heard, and it says why."""
 
 import contextlib
-import queue
 import select
 import socket
 import ssl
@@ -13,33 +12,15 @@ import pytest
 
 from bbgrap.transport import framing, outbox, outgoing_connection
 from bbgrap.transport.framing import GREETING, frame_head
-from bbgrap.transport.tcp import TcpDataPlane
-from bbgrap.transport.tls import RECORD_BYTES, client_context, records, server_context
+from bbgrap.transport.tls import RECORD_BYTES, client_context, records
 from tests.bbgrap.transport.check_transport import receive
-from tests.bbgrap.transport.locked import LockedCluster, share_memory
+from tests.bbgrap.transport.locked import LockedCluster, pair, port_of, share_memory, told_until
 from tests.waiting import until
 
 
 @pytest.fixture(autouse=True)
 def _quickly_told(monkeypatch):
     monkeypatch.setattr(outbox, "_CONNECT_S", 0.3)
-
-
-@contextlib.contextmanager
-def pair(*, computes=False):
-    """Open a plane that is connected to another one."""
-    cluster = LockedCluster()
-    sender, target = cluster.open(), cluster.open(computes=computes)
-    sender.connect(target.address)
-    try:
-        yield sender, target
-    finally:
-        sender.close()
-        target.close()
-
-
-def port_of(plane):
-    return int(plane.address.rpartition(":")[2])
 
 
 def secured(plane, identity):
@@ -158,86 +139,6 @@ def test_an_agent_that_was_started_again_at_the_same_address_is_found():
     assert receive(second).header == b"second"
     sender.close()
     second.close()
-
-
-def told_until(plane, text):
-    while text not in (reason := plane.told.get(timeout=5)[1]):
-        pass
-    return reason
-
-
-def test_a_plain_plane_and_a_locked_one_say_what_is_wrong(caplog):
-    locked = LockedCluster().open()
-    plain = TcpDataPlane("tcp://127.0.0.1:0", "127.0.0.1")
-    locked.connect(plain.address, "ab" * 32)
-    stop = threading.Event()
-    thread = threading.Thread(target=lambda: [plain.receive(0.02) for _ in iter(stop.is_set, True)])
-    thread.start()
-    assert "--insecure" in told_until(locked, "--insecure")
-    stop.set()
-    thread.join()
-    told = queue.SimpleQueue()
-    plain.on_broken = lambda *broken: told.put(broken)
-    plain.connect(locked.address)
-    plain.send(locked.address, b"hello", b"secret")
-    deadline = time.monotonic() + 5
-    while not any("it does not speak TLS 1.3" in record.message for record in caplog.records) and time.monotonic() < deadline:
-        assert locked.receive(0.02) is None
-    assert told.get(timeout=5)[0] == locked.address
-    assert any("it does not speak TLS 1.3" in record.message for record in caplog.records)
-    plain.close()
-    locked.close()
-
-
-def test_a_peer_that_ends_in_the_handshake_is_not_taken_for_one_without_tls(caplog):
-    """Of every worker that died while it connected, others guessed that it did not speak TLS 1.3."""
-    with pair() as (_, target):
-        with socket.create_connection(("127.0.0.1", port_of(target)), 5) as connection:
-            connection.sendall(bytes([22, 3, 1]))  # a ClientHello begins
-        until(lambda: caplog.records)
-    (record,) = caplog.records
-    assert "data plane: the other side ended the connection in the handshake" in record.message
-    assert "it does not speak" not in record.message
-
-
-def test_of_a_host_that_has_spoken_tls_nobody_is_warned_that_it_ended_in_the_handshake(caplog):
-    """Whenever an agent was stopped, its peers asked in their logs whether it had been started with --insecure."""
-    with pair() as (sender, target):
-        sender.send(target.address, b"hello")
-        receive(target)
-        for begun in (bytes([22, 3, 1]), b"no TLS at all"):
-            with socket.create_connection(("127.0.0.1", port_of(target)), 5) as connection:
-                connection.sendall(begun)
-        until(lambda: caplog.records)
-    assert ["does not speak TLS" in record.message for record in caplog.records] == [True]
-
-
-def test_a_peer_that_is_busy_in_the_handshake_is_not_told_to_be_away_and_nothing_for_it_is_lost():
-    """Twenty agents that started at once on two cores took a second for it, and their links were said to be broken."""
-    cluster = LockedCluster()
-    sender, busy = cluster.open(), cluster.authority.identity("busy")
-    with contextlib.closing(sender), socket.create_server(("127.0.0.1", 0)) as listener:
-        address = f"tcp://127.0.0.1:{listener.getsockname()[1]}"
-        sender.connect(address, busy.fingerprint)
-        sender.send(address, b"hello", b"first")
-        raw, _ = listener.accept()
-        time.sleep(1.5 * outbox._CONNECT_S)
-        with server_context(busy).wrap_socket(raw, server_side=True) as connection:
-            connection.sendall(GREETING)
-            connection.settimeout(5)
-            heard = b""
-            while b"first" not in heard:
-                heard += connection.recv(4096)
-        assert sender.told.empty()
-
-
-def test_a_peer_that_never_ends_the_handshake_is_told_of(monkeypatch):
-    monkeypatch.setattr(outbox, "HANDSHAKE_S", 0.5)
-    monkeypatch.setattr(outgoing_connection, "HANDSHAKE_S", 0.5)
-    sender = LockedCluster().open()
-    with contextlib.closing(sender), socket.create_server(("127.0.0.1", 0)) as listener:
-        sender.connect(f"tcp://127.0.0.1:{listener.getsockname()[1]}", "ab" * 32)
-        assert "the handshake was not over within 0.5 s" in sender.told.get(timeout=5)[1]
 
 
 def test_a_revoked_peer_is_cut_off_at_once_also_what_has_come_and_was_not_taken():
