@@ -85,7 +85,7 @@ def test_a_peer_that_is_busy_in_the_handshake_is_not_told_to_be_away_and_nothing
             heard = b""
             while b"first" not in heard:
                 heard += connection.recv(4096)
-        assert sender.told.empty()
+            assert sender.told.empty()  # while the connection stands: that it is closed is told, too
 
 
 def test_a_peer_that_never_ends_the_handshake_is_told_of(monkeypatch):
