@@ -399,8 +399,9 @@ class CoordinatorMachine:
 
     def _on_tick(self, now: float) -> list[CoordinatorInstruction]:
         done: list[CoordinatorInstruction] = []
-        for member in self.members.silent(now):
+        for member in self.members.lost(now):
             done += self._lose(member, "silence", "was lost", now)
+        done += self.faults.silent(now)
         late, again = self.loading.overdue(now)
         done += again
         for variant in late:

@@ -69,6 +69,16 @@ class LinkFaults:
                 done += self._recovery.drop(variant)
         return done
 
+    def silent(self, now: float) -> list[CoordinatorInstruction]:
+        """Run again elsewhere what runs on agents that are silent and are waited for; nothing starts on them until they are heard."""
+        done: list[CoordinatorInstruction] = []
+        for member in self._members.silent(now):
+            for variant in self._loading.of_member(member.name):
+                if variant.is_ready and member.name not in variant.suspects:
+                    variant.suspects.add(member.name)
+                    done += self._recovery.take_back(variant)[1]
+        return done
+
     def stalled(self, variant: Variant, number: int, now: float) -> list[CoordinatorInstruction]:
         """Run a request again with which nothing goes on, and have its agents try each other."""
         again, done = self._recovery.take_back(variant, [number])

@@ -105,14 +105,7 @@ class Links:
                 if self.apart.pop(pair, None) is not None:
                     text = f"'{member.name}' and '{peer.name}' reach each other again"
                     told.append(Log(text, event="link back", node=peer.name))
-            elif peer.name == COORDINATOR or (
-                (other := self.members.by_name.get(peer.name)) is not None
-                and not _answers_late(other, trial)
-                and not other.is_quiet(now)
-                and peer.name not in loading
-            ):
-                # One that computes answers between two segments, one that is about to be taken for dead never, and one whose worker has
-                # just been started anew not at all: none says anything of the link. Each agent looks itself whom it reaches, before.
+            elif self._is_telling(trial, peer, now, loading):
                 if pair not in self.apart:
                     apart.append((peer.name, peer.address))
                 self.apart[pair] = now
@@ -120,6 +113,19 @@ class Links:
             text = apart_text(apart, member.join.data_address)
             told.append(Log(f"'{member.name}' {text} If so, {LONG_ONES_LOST}", event="link lost", node=member.name))
         return set(self.apart) != before, told
+
+    def _is_telling(self, trial: _Trial, peer: Peer, now: float, loading: Collection[str]) -> bool:
+        """Whether it says anything of a link that a peer has not answered.
+
+        One that computes answers between two segments, one that is about to be taken for dead never, one whose network stalled meanwhile
+        late, and one whose worker has just been started anew not at all. Each agent looks itself whom it reaches, before.
+        """
+        if any(end.back_at >= trial.began for end in (trial.member, *self.members.living([peer.name]))):
+            return False
+        other = self.members.by_name.get(peer.name)
+        if other is None:
+            return peer.name == COORDINATOR
+        return not (_answers_late(other, trial) or other.is_quiet(now) or peer.name in loading)
 
     def overdue(self, now: float) -> list[CoordinatorInstruction]:
         """Try again who is apart; what was tried without an answer tells nothing."""

@@ -1,6 +1,6 @@
 """The agents of a coordinator: who has joined, who lives, and what is on its way to each.
 
-Laws: a name belongs to one living agent; an agent that was silent for `DEAD_AFTER_S` is gone and must join again.
+Laws: a name belongs to one living agent; an agent that was silent for its `dead_after_s` is gone and must join again.
 """
 
 from __future__ import annotations
@@ -26,6 +26,9 @@ HEARTBEAT_S = 0.1
 """How often agents are asked to give a sign of life."""
 DEAD_AFTER_S = 0.6
 """Six heartbeats. Chosen: a nanny does nothing else, and an agent that is taken for dead too early comes back with all it holds."""
+STALL_S = 2.5
+"""Who comes back so soon was not gone: what it is connected by stalls, and it may be silent for twice as long from then on. Chosen: radio
+links stall for a second, and no machine starts in that time."""
 QUIET_S = 0.25
 """Two heartbeats and a half: after that it is not judged what an agent does not do."""
 
@@ -62,6 +65,10 @@ class Member:
     number: int
     tracker: Tracker
     heard: float
+    dead_after_s: float = DEAD_AFTER_S
+    """How long it may be silent until it is taken for dead."""
+    back_at: float = float("-inf")
+    """When heartbeats came again that had been missing, in seconds."""
     since: float = 0.0
     """When it joined, in seconds."""
     beat: Heartbeat = field(default_factory=Heartbeat)
@@ -185,6 +192,8 @@ class Members:
         """The node on which no request begins that can run elsewhere, by name: it is to be measured."""
         self.ended: deque[int] = deque(maxlen=MAX_ENDED)
         """The latest runs that ended well: no worker is in a segment of one, whatever a heartbeat says that was on its way meanwhile."""
+        self._silenced: dict[str, tuple[float, float]] = {}
+        """When those were heard last that were taken for dead just now, and how long they could be silent, by name."""
         self._numbers = settings.first_epoch
 
     def alive(self) -> tuple[Member, ...]:
@@ -217,14 +226,20 @@ class Members:
             return Refused(f"its data address {at} is that of '{other}'; give each its own --advertise or --data-port", retry=True)
         self._numbers += 1
         self.saw_agents = True
-        member = Member(identity, join, self._numbers, Tracker(Lifecycle.MEMBER, f"'{join.name}'"), now, since=now, idle_since=now)
+        tracker, patience_s = Tracker(Lifecycle.MEMBER, f"'{join.name}'"), self._patience_with(join, now)
+        member = Member(identity, join, self._numbers, tracker, now, patience_s, since=now, idle_since=now)
         self.by_identity[identity] = self.by_name[join.name] = member
         member.tracker.move("Join")
         return member
 
+    def _patience_with(self, join: Join, now: float) -> float:
+        """Return how long an agent may be silent: twice as long as it was, if it has just been taken for dead and holds what it held."""
+        heard, patience_s = self._silenced.pop(join.name, (float("-inf"), DEAD_AFTER_S))
+        return max(patience_s, 2 * (now - heard)) if join.holds and now - heard <= STALL_S else DEAD_AFTER_S
+
     def welcome(self, member: Member, keep: tuple[int, ...]) -> ToAgent:
         """Return the answer to a `Join`; of what the agent holds it shall keep these epochs."""
-        return ToAgent(member.identity, Welcome(member.number, HEARTBEAT_S, DEAD_AFTER_S, keep, member.first_request))
+        return ToAgent(member.identity, Welcome(member.number, HEARTBEAT_S, member.dead_after_s, keep, member.first_request))
 
     def other_versions(self, join: Join) -> list[CoordinatorInstruction]:
         """Warn of an agent that runs other versions than the coordinator, or than an agent that is there."""
@@ -257,6 +272,8 @@ class Members:
         if member is None:
             return Rejoin()
         member.tracker.move(event)
+        if member.is_quiet(now):
+            member.back_at = now
         member.heard = now
         return member
 
@@ -264,10 +281,17 @@ class Members:
         """The agents that were not heard for too long."""
         return [member for member in self.alive() if now - member.heard > DEAD_AFTER_S]
 
+    def lost(self, now: float) -> list[Member]:
+        """Those of them that are taken for dead."""
+        return [member for member in self.silent(now) if now - member.heard > member.dead_after_s]
+
     def remove(self, member: Member, event: str) -> None:
         """Take an agent out."""
         if not member.tracker.over:
             member.tracker.move(event)
+        if event == "silence":
+            self._silenced = {name: was for name, was in self._silenced.items() if was[0] >= member.heard - STALL_S}
+            self._silenced[member.name] = member.heard, member.dead_after_s
         del self.by_identity[member.identity], self.by_name[member.name]
 
     def known_of(self, member: Member) -> NodeProfile | None:

@@ -30,6 +30,8 @@ MAX_STANDBYS = 32
 """Models that have a standby loaded; the least recently asked one makes room."""
 MUCH_TO_LOAD = 3
 """Variants that others do not wait behind. Chosen: those of a plan, which is loaded beside."""
+SOON_S = 2.0
+"""A model that takes longer to be sent to a node than that is sooner on a slower one that is nearer. Chosen."""
 
 
 class Standbys:
@@ -153,9 +155,9 @@ class Standbys:
     def _next_node(self, standby: ServedPlan, now: float) -> Member | None:
         """Return the best node that has room for one more copy, or will have when others have gone.
 
-        Last come those at a segment for unusually long, before them those where something in use goes, or that have much to load. Of those
-        that are as fast as each other the one is best that inputs reach soonest. What has ended a worker does not go where another model
-        has its last one.
+        Last come those at a segment for unusually long, before them those where something in use goes, those that have much to load, and
+        those behind a link over which the model takes long. Of those that are as fast as each other the one is best that inputs reach
+        soonest. What has ended a worker does not go where another model has its last one.
         """
         alive = [m for m in self.members.alive() if frozenset((m.name, COORDINATOR)) not in self.links.apart]
         taken = {name for variant in standby.variants for name in variant.parts if name not in variant.away}
@@ -169,11 +171,14 @@ class Standbys:
         able = [member for member in free if rooms[member.name].is_enough]
         alone = self._who_answer_alone(now) if standby.deaths else frozenset()
 
-        def merits(member: Member) -> tuple[bool, bool, bool, bool, float, float]:
+        size = sum(file.size for file in standby.files)
+
+        def merits(member: Member) -> tuple[bool, bool, bool, bool, bool, float, float]:
             is_idle = self.loading.to_load(member.name) <= MUCH_TO_LOAD
             goes_well = not is_stuck(member, self.loading), member.name not in alone, member.name not in in_use, is_idle
             device = devices[member.name]
-            return *goes_well, shares[device], cluster.link(cluster.host, device).bandwidth_bytes_per_s
+            bandwidth = cluster.link(cluster.host, device).bandwidth_bytes_per_s
+            return *goes_well, size <= SOON_S * bandwidth, shares[device], bandwidth
 
         return max(able, key=merits, default=None)
 

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from bbgrap.cluster.types import LinkProfile, NodeProfile
 from bbgrap.control import agent_events as ae
 from bbgrap.control import coordinator_events as ce
 from bbgrap.control import coordinator_instructions
@@ -293,6 +294,17 @@ def test_of_nodes_that_are_as_fast_the_one_beside_the_coordinator_comes_first():
     (standby,) = wire.coordinator.standbys.by_model.values()
     assert "head" in standby.variants[0].parts
     assert sorted(name for variant in standby.variants for name in variant.parts) == ["a", "head"]
+
+
+@pytest.mark.parametrize(("bytes_per_s", "first"), [(1e9, "far"), (1.0, "near")])
+def test_who_waits_for_a_model_does_not_wait_until_it_is_behind_a_slow_link(bytes_per_s, first):
+    """A model of 102 MB went to the faster node first, for 19 s over 50 Mbit/s; the one beside the coordinator has it in one."""
+    wire = joined_wire("far", "near")
+    wire.call(lambda n: c.SetProfile(n, NodeProfile("far", share=2.0, links=(LinkProfile("coordinator", bytes_per_s, 1e-4),))))
+    wire.settle()
+    wire.until_answered(wire.prepare())
+    (standby,) = wire.coordinator.standbys.by_model.values()
+    assert list(standby.variants[0].parts) == [first]
 
 
 def test_an_agent_that_comes_back_loads_first_what_was_asked_for_last(wire):
