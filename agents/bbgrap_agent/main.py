@@ -14,7 +14,7 @@ import typer
 
 from bbgrap.errors import BbgrapError, UsageError
 from bbgrap.observing.logs import LogFormat, name_node, write_logs
-from bbgrap.own_process import not_granted, open_closed_streams, stop_signals
+from bbgrap.own_process import open_closed_streams, stop_signals
 from bbgrap.protocol.addresses import host_of
 from bbgrap.settings.options import SettingsCommand
 from bbgrap.settings.version import Version
@@ -76,57 +76,8 @@ def main(
     """Join a coordinator and compute for it."""
     os.umask(0o077)
     write_logs(log_format, verbose=verbose)
-    try:
-        chosen = parse_cores(cores) if cores else {core} if core is not None else set()
-        if chosen:
-            pin(chosen)
-        fault = _work(
-            join,
-            token_file,
-            insecure,
-            keys_dir,
-            name,
-            threads,
-            profile,
-            cache_dir,
-            cache_size,
-            advertise,
-            data_port,
-            until_eof,
-            compiling,
-            state_memory,
-        )
-    except BbgrapError as error:
-        if debug:
-            raise
-        typer.echo(f"bbgrap-agent: {error}", err=True)
-        raise typer.Exit(error.exit_code) from error
-    except Exception as error:  # people get a line where the system refuses something; all else is raised again
-        if debug or not (refused := not_granted(error)):
-            raise
-        typer.echo(f"bbgrap-agent: the system refuses what it needs: {refused}; --debug shows where", err=True)
-        raise typer.Exit(1) from error
-    if fault:
-        typer.echo(f"bbgrap-agent: {fault}", err=True)
-        raise typer.Exit(1)
-
-
-def _work(
-    join: str,
-    token_file: Path | None,
-    insecure: bool,
-    keys_dir: Path | None,
-    name: str,
-    threads: int,
-    profile: Path | None,
-    cache_dir: Path | None,
-    cache_size: int,
-    advertise: str,
-    data_port: int,
-    until_eof: bool,
-    compiling: bool,
-    state_memory: int,
-) -> str:
+    if chosen := parse_cores(cores) if cores else {core} if core is not None else set():
+        pin(chosen)
     # Here and not above: `--help` must be quick.
     import zmq
 
@@ -166,8 +117,6 @@ def _work(
     if credentials.is_insecure():
         _log.warning("insecure: this node believes whoever answers at %s, and what it computes travels unencrypted", address)
     given = None if profile is None else _profile(profile)
-    verbose = logging.getLogger().isEnabledFor(logging.DEBUG)
-
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
 
     def serve(host: str, watch: AddressWatch | None) -> str:
@@ -195,7 +144,8 @@ def _work(
                 agents.clear()
 
     try:
-        return serve(advertise, None) if advertise else _serve_where_it_is(address, serve, stops)
+        if fault := serve(advertise, None) if advertise else _serve_where_it_is(address, serve, stops):
+            raise BbgrapError(fault)
     finally:
         if own is not None:
             own.close()

@@ -14,7 +14,8 @@ from typing import Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from bbgrap.errors import UsageError
+from bbgrap.errors import BbgrapError, UsageError
+from bbgrap.own_process import not_granted
 from bbgrap.settings.files import PROGRAMS, SettingsFile, read_files
 
 Command = Any
@@ -129,7 +130,7 @@ def _merge(into: dict[str, Any], more: Mapping[str, Any]) -> None:
 
 
 class SettingsCommand(TyperCommand):
-    """A program of one command that takes settings."""
+    """A program of one command that takes settings, and reports errors."""
 
     def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]  # typer's own name for the type
         """Take settings in before the command line."""
@@ -142,6 +143,18 @@ class SettingsCommand(TyperCommand):
                 typer.echo(f"{ctx.info_name}: {error}", err=True)
                 raise typer.Exit(error.exit_code) from None
         return super().parse_args(ctx, args)
+
+    def invoke(self, ctx: typer.Context) -> object:  # type: ignore[override]  # typer's own name for the type
+        """Run the program; an error becomes a line and an exit code, and so does what the system refuses; all else is raised again."""
+        try:
+            return super().invoke(ctx)
+        except Exception as error:
+            refused = not_granted(error)
+            if ctx.params["debug"] or not (refused or isinstance(error, BbgrapError)):
+                raise
+            what = f"the system refuses what it needs: {refused}; --debug shows where" if refused else str(error)
+            typer.echo(f"{ctx.info_name}: {what}", err=True)
+            raise typer.Exit(error.exit_code if isinstance(error, BbgrapError) else 1) from error
 
 
 class SettingsGroup(TyperGroup):

@@ -11,7 +11,7 @@ import typer
 
 from bbgrap.errors import BbgrapError, UsageError
 from bbgrap.observing.logs import LogFormat, write_logs
-from bbgrap.own_process import not_granted, open_closed_streams
+from bbgrap.own_process import open_closed_streams
 from bbgrap.settings.options import SettingsCommand
 from bbgrap.settings.version import Version
 
@@ -84,16 +84,8 @@ def main(
                 plain=data_plane is DataPlaneMode.PLAIN,
                 verify_fraction=verify_fraction,
             )
-    except BbgrapError as error:
-        if debug:
-            raise
-        typer.echo(f"bbgrap-coordinator: {error}", err=True)
-        raise typer.Exit(1) from error
-    except Exception as error:  # people get a line where the system refuses something; all else is raised again
-        if debug or not (refused := not_granted(error)):
-            raise
-        typer.echo(f"bbgrap-coordinator: the system refuses what it needs: {refused}; --debug shows where", err=True)
-        raise typer.Exit(1) from error
+    except BbgrapError as error:  # what others use now may be free when this is started again: it is no usage error
+        raise BbgrapError(str(error)) from error
 
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, context_settings={"help_option_names": ["-h", "--help"]})
