@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from bbgrap.control.lifecycles import Lifecycle, Tracker
 from bbgrap.control.to_coordinator import LONG_ONES_LOST, Reconnect, ToCoordinator
 from bbgrap.protocol.client_messages import (
     Ask,
@@ -58,7 +57,6 @@ ClientInstruction = ToCoordinator[Call | Cancel | Ask] | Complete | Report | Rec
 @dataclass(slots=True)
 class _Open:
     message: Call
-    tracker: Tracker
     began: float
     patience_s: float
     there_by: float = 0.0
@@ -91,17 +89,12 @@ class ClientMachine:
         """Begin a call; its number must be new. It fails after `patience_s` without any word of the coordinator."""
         if not self.calls:
             self._heard = self._asked = now
-        tracker = Tracker(Lifecycle.CALL, f"call {message.call} ({type(message).__name__})")
-        entry = self.calls[message.call] = _Open(message, tracker, now, self._silence_s if patience_s is None else patience_s)
+        entry = self.calls[message.call] = _Open(message, now, self._silence_s if patience_s is None else patience_s)
         return [self._say(entry, now)]
 
     def cancel(self, call: int) -> list[ClientInstruction]:
         """Forget a call."""
-        entry = self.calls.pop(call, None)
-        if entry is None:
-            return []
-        entry.tracker.move("cancel")
-        return [ToCoordinator(Cancel(call))]
+        return [] if self.calls.pop(call, None) is None else [ToCoordinator(Cancel(call))]
 
     def broken(self, now: float) -> None:
         """Note that the connection broke: what was on its way does not arrive any more."""
@@ -125,7 +118,6 @@ class ClientMachine:
                 entry = self.calls.pop(answer.call, None)
                 if entry is None:
                     return []
-                entry.tracker.move("answer")
                 self._arrived(entry, now)
                 return [Complete(answer.call, answer)]
 
@@ -135,7 +127,6 @@ class ClientMachine:
             entry = self.calls.get(number)
             # One asked about right after it was said may simply not have arrived there yet.
             if entry is not None and now - entry.there_by >= self._ask_s:
-                entry.tracker.move("send again")
                 entry.lost, entry.lost_since = entry.lost + 1, entry.lost_since if entry.lost else now
                 done.append(self._say(entry, now))
         return done
@@ -188,5 +179,4 @@ class ClientMachine:
         else:
             return []
         del self.calls[number]
-        entry.tracker.move("silence")
         return [Complete(number, Failed(number, Fault.UNAVAILABLE, reason))]

@@ -208,14 +208,12 @@ class CoordinatorMachine:
             return self._on_join(identity, message, now)
         if not isinstance(message, AgentMessage):
             return self._on_client(identity, message, now)
-        member = self.members.heard(identity, type(message).__name__, now)
-        return [ToAgent(identity, member)] if isinstance(member, Rejoin) else self._on_agent(member, message, now)
+        member = self.members.heard(identity, now)
+        return [ToAgent(identity, Rejoin())] if member is None else self._on_agent(member, message, now)
 
     def _on_join(self, identity: RoutingId, join: Join, now: float) -> list[CoordinatorInstruction]:
-        known = self.members.by_identity.get(identity)
+        known = self.members.heard(identity, now)
         if known is not None:
-            known.tracker.move("Join")
-            known.heard = now
             kept = tuple(variant.epoch for variant in self.loading.of_member(known.name) if known.name not in variant.away)
             # It asks again because what was said to it was lost: releases, deployments, whom to answer and whom to try, perhaps.
             gone = [ToAgent(identity, Release(epoch)) for epoch in join.holds if epoch not in kept]
@@ -275,7 +273,7 @@ class CoordinatorMachine:
             case WorkerLost():
                 return self._on_worker_lost(member, message, now)
             case Leave():
-                return self._lose(member, "Leave", f"left ({message.reason})", now)
+                return self._lose(member, "left", f"left ({message.reason})", now)
 
     def _on_heartbeat(self, member: Member, beat: Heartbeat, now: float) -> list[CoordinatorInstruction]:
         # What is unusually long may have become so since the last heartbeat, when others ended sooner.
@@ -314,11 +312,10 @@ class CoordinatorMachine:
         self.recovery.let_go(now, member.name)
         return [told, *blamed, *self.recovery.lose_agent(member, variants)]
 
-    def _lose(self, member: Member, event: str, verb: str, now: float) -> list[CoordinatorInstruction]:
+    def _lose(self, member: Member, how: Literal["left", "lost"], verb: str, now: float) -> list[CoordinatorInstruction]:
         """Take an agent out; what ran on it runs again on what is left."""
-        how: Literal["left", "lost"] = "left" if event == "Leave" else "lost"
         self.statistics.went(self.status.node(member), how, now)
-        self.members.remove(member, event)
+        self.members.remove(member)
         self.links.lost(member)
         self.blame.forget(member)
         variants = self.loading.part(member, now)
@@ -400,7 +397,7 @@ class CoordinatorMachine:
     def _on_tick(self, now: float) -> list[CoordinatorInstruction]:
         done: list[CoordinatorInstruction] = []
         for member in self.members.lost(now):
-            done += self._lose(member, "silence", "was lost", now)
+            done += self._lose(member, "lost", "was lost", now)
         done += self.faults.silent(now)
         late, again = self.loading.overdue(now)
         done += again

@@ -16,7 +16,7 @@ from enum import Enum
 from typing import get_args
 
 from bbgrap.errors import LocalProtocolError, RemoteProtocolError
-from bbgrap.protocol.messages import AgentCommand, AgentMessage, Join, Leave, Refused, Rejoin, Welcome
+from bbgrap.protocol.messages import AgentCommand, Refused, Rejoin, Welcome
 
 Table = Mapping[str, Mapping[str, str]]
 
@@ -27,10 +27,8 @@ class Lifecycle(Enum):
     AGENT = "agent"
     """An agent's view of its membership."""
     AGENT_DEPLOYMENT = "deployment on an agent"
-    MEMBER = "agent as the coordinator sees it"
     VARIANT = "variant as the coordinator sees it"
     REQUEST = "request on the coordinator"
-    CALL = "call of a client"
 
 
 def _stays(state: str, *events: str) -> Mapping[str, str]:
@@ -38,13 +36,7 @@ def _stays(state: str, *events: str) -> Mapping[str, str]:
     return dict.fromkeys(events, state)
 
 
-def _names(union: object, *but: type) -> tuple[str, ...]:
-    """Return the names of messages, all of a union but these."""
-    return tuple(kind.__name__ for kind in get_args(union) if kind not in but)
-
-
-_COMMANDS = _names(AgentCommand, Welcome, Refused, Rejoin)
-_REPORTS = _names(AgentMessage, Join, Leave)
+_COMMANDS = tuple(kind.__name__ for kind in get_args(AgentCommand) if kind not in {Welcome, Refused, Rejoin})
 _LOADING = ("WeightsMissing", "Deployed", "DeploymentFailed")
 _ANSWERED = dict.fromkeys(("finished", "RequestFailed", "failed", "Cancel", "deadline"), "answered")
 
@@ -95,11 +87,6 @@ TABLES: Mapping[Lifecycle, Table] = {
         },
         "released": {},
     },
-    Lifecycle.MEMBER: {
-        "unknown": {"Join": "alive"},
-        "alive": {**_stays("alive", "Join", *_REPORTS), "Leave": "gone", "silence": "gone"},
-        "gone": {},
-    },
     Lifecycle.VARIANT: {
         "waiting": {**_stays("waiting", *_LOADING), "load": "loading", "agent away": "waiting", "released": "ended"},
         "loading": {
@@ -117,15 +104,6 @@ TABLES: Mapping[Lifecycle, Table] = {
         "running": {"Recorded": "running", "computed": "recording", "taken back": "waiting", **_ANSWERED},
         "recording": {"Recorded": "recording", "taken back": "waiting", **_ANSWERED},
         "answered": {},
-    },
-    Lifecycle.CALL: {
-        "waiting": {
-            **_stays("waiting", "Progress", "StillWorking", "send again"),
-            "answer": "done",
-            "cancel": "done",
-            "silence": "done",
-        },
-        "done": {},
     },
 }
 

@@ -14,12 +14,11 @@ from bbgrap.cluster.types import AGENT_BYTES, COORDINATOR, ETHERNET, LOCAL, Clus
 from bbgrap.control.coordinator_events import RoutingId
 from bbgrap.control.coordinator_instructions import CoordinatorInstruction, Log, ToAgent
 from bbgrap.control.coordinator_settings import Settings
-from bbgrap.control.lifecycles import Lifecycle, Tracker
 from bbgrap.control.saved_state import SavedState
 from bbgrap.graph.types import Array, TensorType
 from bbgrap.protocol.addresses import host_of, place_of
 from bbgrap.protocol.limits import MAX_CHUNK_BYTES
-from bbgrap.protocol.messages import BytesLike, Heartbeat, Join, Peer, Refused, Rejoin, WeightChunk, Welcome, WorkerLost
+from bbgrap.protocol.messages import BytesLike, Heartbeat, Join, Peer, Refused, WeightChunk, Welcome, WorkerLost
 from bbgrap.protocol.tensors import encode_array
 
 HEARTBEAT_S = 0.1
@@ -63,7 +62,6 @@ class Member:
     identity: RoutingId
     join: Join
     number: int
-    tracker: Tracker
     heard: float
     dead_after_s: float = DEAD_AFTER_S
     """How long it may be silent until it is taken for dead."""
@@ -193,7 +191,7 @@ class Members:
         self.ended: deque[int] = deque(maxlen=MAX_ENDED)
         """The latest runs that ended well: no worker is in a segment of one, whatever a heartbeat says that was on its way meanwhile."""
         self._silenced: dict[str, tuple[float, float]] = {}
-        """When those were heard last that were taken for dead just now, and how long they could be silent, by name."""
+        """When those were heard last that are gone since just now, and how long they could be silent, by name."""
         self._numbers = settings.first_epoch
 
     def alive(self) -> tuple[Member, ...]:
@@ -226,10 +224,9 @@ class Members:
             return Refused(f"its data address {at} is that of '{other}'; give each its own --advertise or --data-port", retry=True)
         self._numbers += 1
         self.saw_agents = True
-        tracker, patience_s = Tracker(Lifecycle.MEMBER, f"'{join.name}'"), self._patience_with(join, now)
-        member = Member(identity, join, self._numbers, tracker, now, patience_s, since=now, idle_since=now)
+        patience_s = self._patience_with(join, now)
+        member = Member(identity, join, self._numbers, now, patience_s, since=now, idle_since=now)
         self.by_identity[identity] = self.by_name[join.name] = member
-        member.tracker.move("Join")
         return member
 
     def _patience_with(self, join: Join, now: float) -> float:
@@ -266,15 +263,11 @@ class Members:
         advice = f"; others have onnxruntime {', '.join(sorted(others))}: install one version" if others and "onnxruntime" in why else ""
         return f"agent '{member.name}' cannot run the deployment: {why}{advice}"
 
-    def heard(self, identity: RoutingId, event: str, now: float) -> Member | Rejoin:
-        """Note a sign of life; a stranger is told to join."""
-        member = self.by_identity.get(identity)
-        if member is None:
-            return Rejoin()
-        member.tracker.move(event)
-        if member.is_quiet(now):
-            member.back_at = now
-        member.heard = now
+    def heard(self, identity: RoutingId, now: float) -> Member | None:
+        """Note a sign of life, and return whose it is; None: a stranger's."""
+        if (member := self.by_identity.get(identity)) is not None:
+            member.back_at = now if member.is_quiet(now) else member.back_at
+            member.heard = now
         return member
 
     def silent(self, now: float) -> list[Member]:
@@ -285,13 +278,10 @@ class Members:
         """Those of them that are taken for dead."""
         return [member for member in self.silent(now) if now - member.heard > member.dead_after_s]
 
-    def remove(self, member: Member, event: str) -> None:
+    def remove(self, member: Member) -> None:
         """Take an agent out."""
-        if not member.tracker.over:
-            member.tracker.move(event)
-        if event == "silence":
-            self._silenced = {name: was for name, was in self._silenced.items() if was[0] >= member.heard - STALL_S}
-            self._silenced[member.name] = member.heard, member.dead_after_s
+        self._silenced = {name: was for name, was in self._silenced.items() if was[0] >= member.heard - STALL_S}
+        self._silenced[member.name] = member.heard, member.dead_after_s
         del self.by_identity[member.identity], self.by_name[member.name]
 
     def known_of(self, member: Member) -> NodeProfile | None:

