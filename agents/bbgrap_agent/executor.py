@@ -100,7 +100,7 @@ class Executor:
         self._void_before = 0
         self._kernel = RunningKernel()
         self._recorder = Recorder(plane, clock, say)
-        self._pings = PingAnswers(plane)
+        self.pings = PingAnswers(plane)
         self._awaited: dict[int, tuple[str, Callable[[int], None]]] = {}
         self._warnings = PeerWarnings(_log)
         self._stopped = False
@@ -164,10 +164,6 @@ class Executor:
         for key in [key for key in (*self._awaiting, *self._running) if key[1] < request]:
             self.drop(*key)
 
-    def allow_pings(self, peers: Sequence[Peer]) -> None:
-        """Let these peers send to this one, answer their pings, and cut off all others, from now on."""
-        self._pings.allow(peers)
-
     def begin_pings(self, peers: Iterable[Peer]) -> None:
         """Make pings to some peers possible; calls are counted."""
         for peer in peers:
@@ -214,7 +210,7 @@ class Executor:
                 if deployment is not None and frame.source == deployment.schedule.host and deployment.is_from(frame.source, arrival.peer):
                     self._share((frame.epoch, frame.request), unpack_number(arrival.payload))
             elif frame.kind is Kind.PING:
-                self._pings.answer(frame, arrival.payload, arrival.peer)
+                self.pings.answer(frame, arrival.payload, arrival.peer)
             elif frame.kind is Kind.CLOCK:
                 deployment = self._deployments.get(frame.epoch)
                 if deployment is not None and deployment.is_from(frame.source, arrival.peer):

@@ -56,11 +56,21 @@ def load(
         if hashlib.sha256(model.skeleton).hexdigest() != model.digest:
             raise ModelError(f"segment '{model.name}': its content has another digest; it was damaged on the way")
     shared = shared or SharedSegments()
-    before, freed = shared.made, _Freed()
+    before, loaded_bytes = shared.made, 0
+
+    def freeing(model: SegmentModel, made: Segment) -> Segment:
+        """Now and then, give back what loading has freed: a node has room for the copies of its largest segment, not for those of all."""
+        nonlocal loaded_bytes
+        loaded_bytes += model.weight_bytes
+        if loaded_bytes >= _GIVE_BACK_BYTES:
+            loaded_bytes = 0
+            give_back_freed()
+        return made
+
     loader = SegmentLoader(
         lambda model: _filed(model, store),
-        lambda model: freed.after(model, _load_segment(model, store, threads)),
-        lambda compiler, boundary, model: freed.after(model, _load_compiled(compiler, boundary, model, threads)),
+        lambda model: freeing(model, _load_segment(model, store, threads)),
+        lambda compiler, boundary, model: freeing(model, _load_compiled(compiler, boundary, model, threads)),
         lambda model: _made(model, _weights_of(model, store), threads, optimize=False),
         shared,
     )
@@ -90,21 +100,6 @@ def load(
         tells, _ = reading_of(deploy.further)
         reading = Deployment(deploy.epoch, tells, SlicePlan(tells), peers, (), names)
     return deployment(loaded, deployment(further), reading)
-
-
-class _Freed:
-    """The memory that loading frees, segment by segment: a node has room for the copies of its largest one, not for those of all."""
-
-    def __init__(self) -> None:
-        self._bytes = 0
-
-    def after(self, model: SegmentModel, made: Segment) -> Segment:
-        """Return what was made of a segment; now and then, what that has freed is given back."""
-        self._bytes += model.weight_bytes
-        if self._bytes >= _GIVE_BACK_BYTES:
-            self._bytes = 0
-            give_back_freed()
-        return made
 
 
 def reachable(peers: Sequence[Peer], coordinator_host: str) -> tuple[Peer, ...]:

@@ -22,6 +22,7 @@ from bbgrap.errors import LocalProtocolError, RemoteProtocolError
 from bbgrap.protocol.codec import Codec
 from bbgrap.protocol.limits import MAX_CHUNK_BYTES, MAX_HEADER_BYTES
 from bbgrap.protocol.messages import BytesLike, WeightChunk
+from bbgrap.transport.data import rest_of
 
 TO_WORKER: Codec[ToWorker] = Codec(*get_args(ToWorker))
 FROM_WORKER: Codec[FromWorker] = Codec(*get_args(FromWorker))
@@ -129,13 +130,9 @@ class Pipe(Generic[M]):
 
     def _write_all(self, frames: Sequence[BytesLike]) -> None:
         head = b"".join(_NUMBER.pack(number) for number in (len(frames), *(len(frame) for frame in frames)))
-        rest = [memoryview(head), *(memoryview(frame).cast("B") for frame in frames)]
+        rest = [head, *frames]
         while rest:
-            sent = self._socket.sendmsg(rest)
-            while rest and sent >= len(rest[0]):
-                sent -= len(rest.pop(0))
-            if rest:
-                rest[0] = rest[0][sent:]
+            rest = rest_of(rest, self._socket.sendmsg(rest))
 
 
 def _size(message: object) -> int:

@@ -108,6 +108,7 @@ class Worker:
     ) -> None:
         """Take over the connections; nothing is said before `run`."""
         self._pipe = pipe
+        self._say: Callable[[FromWorker], None] = pipe.send
         self._join = join
         self._store = store
         self._shared = SharedSegments()
@@ -157,9 +158,6 @@ class Worker:
         self._answered.lost(address)
         self._say(LinkBroken(address, reason))
 
-    def _say(self, message: FromWorker) -> None:
-        self._pipe.send(message)
-
     def _carry_out(self, instruction: ToWorker) -> None:  # noqa: C901 - one branch per instruction
         executor = self._executor
         match instruction:
@@ -182,7 +180,7 @@ class Worker:
                 executor.drop_before_soon(request)
             case AnswerPings(peers):
                 self._answering = frozenset((peer.address, peer.fingerprint) for peer in peers)
-                executor.post(lambda: executor.allow_pings(peers))
+                executor.post(lambda: executor.pings.allow(peers))
             case Measure(measurement):
                 self._measure(
                     measurement, lambda check: self._measured(measurement, check), lambda fault: Measured(measurement, None, fault)

@@ -31,6 +31,7 @@ from bbgrap.serving.model import ServedModel
 from bbgrap.serving.refusals import Refusal, RefusedError, refusal_of
 from bbgrap.serving.request_head import END, MOST_BYTES, RequestHead, may_be_inference, plain_head
 from bbgrap.serving.request_places import RequestPlace
+from bbgrap.transport.data import rest_of
 
 IDLE_S = 75.0
 """How long a connection may wait for its next request, or for its client to take an answer. Chosen."""
@@ -262,13 +263,9 @@ class ConnectionThread:
         lines += [b"%s: %s" % pair for pair in self._common()]
         lines += [f"{name}: {value}".encode("latin-1") for name, value in answer.headers.items()]
         lines += [b"content-length: %d" % sum(map(len, answer.parts)), b"", b""]
-        rest = [memoryview(part) for part in (b"\r\n".join(lines), *answer.parts) if len(part)]
+        rest = rest_of([memoryview(part) for part in (b"\r\n".join(lines), *answer.parts)], 0)
         while rest:
-            sent = self._socket.sendmsg(rest[:_MOST_PARTS])
-            while rest and sent >= len(rest[0]):
-                sent -= len(rest.pop(0))
-            if rest:
-                rest[0] = rest[0][sent:]
+            rest = rest_of(rest, self._socket.sendmsg(rest[:_MOST_PARTS]))
 
 
 def _slow(error: RefusedError) -> _Answer:

@@ -8,7 +8,7 @@ a message or a wake-up is there; only `wake` may be called from another thread.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple, Protocol
 
 from bbgrap.protocol.messages import BytesLike
@@ -38,6 +38,18 @@ It is called from a thread of the data plane, and must neither wait nor raise.
 
 def nobody_listens(address: str, reason: str) -> None:
     """Do nothing about a broken connection."""
+
+
+def rest_of(pieces: Sequence[BytesLike], sent: int) -> list[BytesLike]:
+    """Return what is left of a message, given in pieces, of which so many bytes have been sent."""
+    rest: list[BytesLike] = []
+    for piece in pieces:
+        if sent >= len(piece):
+            sent -= len(piece)
+        else:
+            rest.append(memoryview(piece)[sent:])
+            sent = 0
+    return rest
 
 
 class DataPlane(Protocol):

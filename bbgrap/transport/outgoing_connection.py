@@ -16,6 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from bbgrap.protocol.messages import BytesLike
+from bbgrap.transport.data import rest_of
 from bbgrap.transport.dead_peers import DeadPeerCheck
 from bbgrap.transport.framing import GREETING, frame_head, is_laid
 from bbgrap.transport.payload_memory import LEAST_BYTES, PayloadWriter
@@ -189,7 +190,7 @@ class OutgoingConnection:
     def write_backlog(self) -> None:
         """Write what the network takes of what waits."""
         while self.backlog and self.ready:
-            rest = _rest(self.backlog[0], self.offset)
+            rest = rest_of(self.backlog[0], self.offset)
             sent = self.write(rest)
             if sent < sum(map(len, rest)):
                 self.offset += sent
@@ -236,15 +237,3 @@ class OutgoingConnection:
         """Forget what waits."""
         self.backlog.clear()
         self.waiting = self.offset = 0
-
-
-def _rest(pieces: Sequence[BytesLike], offset: int) -> list[BytesLike]:
-    """Return what is left of a message of which `offset` bytes have been sent."""
-    rest: list[BytesLike] = []
-    for piece in pieces:
-        if offset >= len(piece):
-            offset -= len(piece)
-        else:
-            rest.append(memoryview(piece)[offset:])
-            offset = 0
-    return rest

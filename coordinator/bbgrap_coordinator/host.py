@@ -23,7 +23,7 @@ from bbgrap.errors import BbgrapError, ExecutionError, RemoteProtocolError
 from bbgrap.graph.types import Array, DType
 from bbgrap.protocol.data import Frame, Kind, SequenceStart, pack_number
 from bbgrap.protocol.faults import Fault
-from bbgrap.protocol.messages import BytesLike, Peer, TensorHeader
+from bbgrap.protocol.messages import BytesLike, TensorHeader
 from bbgrap.protocol.tensors import decode_array, encode_array
 from bbgrap.runtime.execution import Empty, Execution, SlicePlan
 from bbgrap.runtime.recording import RecordedExecution, labels_of
@@ -44,8 +44,11 @@ _log = logging.getLogger("bbgrap.coordinator")
 
 @dataclass(frozen=True)
 class _HostProgram(LocalProgram):
-    """A schedule of the host, for the devices that take part."""
+    """A schedule of the host, for the devices that take part; as on agents, `further` is for requests that go on from state."""
 
+    further: _HostProgram | None = None
+    reading: _HostProgram | None = None
+    """For those that only tell it."""
     bare: tuple[int, ...] = field(init=False)
     """Those that get no input."""
     whole: frozenset[int] = field(init=False)
@@ -58,19 +61,10 @@ class _HostProgram(LocalProgram):
         object.__setattr__(self, "bare", tuple(device for device in sorted(self.peers) if device not in fed))
         object.__setattr__(self, "whole", _whole(self.schedule))
 
-
-@dataclass(frozen=True, slots=True)
-class _Programs:
-    """Those of one deployment."""
-
-    first: _HostProgram
-    further: _HostProgram | None
-    reading: _HostProgram | None
-
     def program(self, start: StartRequest) -> _HostProgram:
         """Return what the host does for a request."""
         then = self.reading if start.reads else self.further
-        return self.first if then is None or not start.before else then
+        return self if then is None or not start.before else then
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,10 +87,10 @@ class HostExecutor:
         """
         self._plane = plane
         self._memory = memory
-        self._pings = PingAnswers(plane)
+        self.pings = PingAnswers(plane)
         plane.admit = self._admits
         plane.on_broken = on_broken
-        self._deployments: dict[int, _Programs] = {}
+        self._deployments: dict[int, _HostProgram] = {}
         self._running: dict[int, _Running] = {}
         self._warnings = PeerWarnings(_log)
 
@@ -104,11 +98,11 @@ class HostExecutor:
         """Connect to the devices of a deployment."""
         peers = {peer.device: peer for peer in deploy.peers}
 
-        def program(schedule: Schedule) -> _HostProgram:
-            return _HostProgram(deploy.epoch, schedule, SlicePlan(schedule), peers)
+        def program(schedule: Schedule, *others: _HostProgram | None) -> _HostProgram:
+            return _HostProgram(deploy.epoch, schedule, SlicePlan(schedule), peers, *others)
 
-        further, reading = (None if schedule is None else program(schedule) for schedule in (deploy.further, deploy.reading))
-        self._deployments[deploy.epoch] = _Programs(program(deploy.schedule), further, reading)
+        others = (None if schedule is None else program(schedule) for schedule in (deploy.further, deploy.reading))
+        self._deployments[deploy.epoch] = program(deploy.schedule, *others)
         for peer in deploy.peers:
             self._plane.connect(peer.address, peer.fingerprint)
 
@@ -119,12 +113,8 @@ class HostExecutor:
             return
         for number in [number for number, running in self._running.items() if running.program.epoch == epoch]:
             del self._running[number]
-        for peer in deployment.first.peers.values():
+        for peer in deployment.peers.values():
             self._plane.disconnect(peer.address)
-
-    def allow_pings(self, peers: Sequence[Peer]) -> None:
-        """Let these peers send to the host, answer their pings, and cut off all others, from now on."""
-        self._pings.allow(peers)
 
     def drop(self, request: int) -> None:
         """Forget a request."""
@@ -161,8 +151,8 @@ class HostExecutor:
         deployment = self._deployments.get(keep.epoch)
         if deployment is None:
             return
-        for peer in deployment.first.peers.values():
-            header = Frame(Kind.KEEP, deployment.first.schedule.device, keep.epoch, keep.sequence, 0).to_bytes()
+        for peer in deployment.peers.values():
+            header = Frame(Kind.KEEP, deployment.schedule.device, keep.epoch, keep.sequence, 0).to_bytes()
             self._plane.send(peer.address, header, pack_number(keep.other))
 
     def accept(self, arrival: Arrival) -> RequestDone | RequestBroke | None:
@@ -171,11 +161,11 @@ class HostExecutor:
             frame = Frame.parse(arrival.header)
             if frame.kind is Kind.CLOCK:
                 deployment = self._deployments.get(frame.epoch)
-                if deployment is not None and deployment.first.is_from(frame.source, arrival.peer):
-                    self._show_clock(deployment.first, frame.request, frame.message, frame.source)
+                if deployment is not None and deployment.is_from(frame.source, arrival.peer):
+                    self._show_clock(deployment, frame.request, frame.message, frame.source)
                 return None
             if frame.kind is Kind.PING:
-                self._pings.answer(frame, arrival.payload, arrival.peer)
+                self.pings.answer(frame, arrival.payload, arrival.peer)
             running = self._running.get(frame.request)
             if frame.kind is not Kind.DATA or running is None or running.program.epoch != frame.epoch:
                 return None

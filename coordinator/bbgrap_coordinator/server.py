@@ -323,7 +323,7 @@ class Server:
                 self._storage.released(epoch)
                 self._host.release(epoch)
             case HostPings(peers):
-                self._host.allow_pings(peers)
+                self._host.pings.allow(peers)
             case WriteChunk(identity, chunk):
                 self._storing.add((identity, chunk.call))
                 self._uploads.submit(self._write, instruction)

@@ -288,7 +288,7 @@ def test_what_nobody_expects_is_dropped(header, payload, caplog):
 
 def test_pings_of_known_peers_are_answered_with_the_size_they_ask_for():
     bench = Bench()
-    bench.executor.allow_pings([Peer(1, "b", bench.peer.address)])
+    bench.executor.pings.allow([Peer(1, "b", bench.peer.address)])
     bench.peer.send(bench.plane.address, Frame(Kind.PING, 0, 0, 5, 1000).to_bytes(), bench.peer.address.encode())
     bench.step()
     answer = bench.peer.receive(0)

@@ -32,9 +32,9 @@ def test_a_link_is_measured_if_the_peer_may_answer(monkeypatch):
     with running(network) as one, running(network) as other:
         here, there = (Peer(device, name, executor.plane.address) for device, name, executor in ((0, "a", one), (1, "b", other)))
         assert measure_link(there, one) is None
-        other.post(lambda: other.allow_pings((here,)))
+        other.post(lambda: other.pings.allow((here,)))
         link = measure_link(there, one)
-        other.post(lambda: other.allow_pings(()))
+        other.post(lambda: other.pings.allow(()))
         assert measure_link(there, one) is None
     assert link.peer == "b"
     assert link.round_trip_s > 0
@@ -59,13 +59,13 @@ def test_those_that_do_not_answer_are_found_all_at_once():
     with running(network) as one, running(network) as other, running(network) as third:
         here, there, mute = peer_of(0, one), peer_of(1, other), peer_of(2, third)
         gone = Peer(3, "d", "inproc://nobody")
-        other.post(lambda: other.allow_pings((here,)))
+        other.post(lambda: other.pings.allow((here,)))
         assert unreachable((), one) == ()
         assert unreachable((there,), one) == ()
         began = time.monotonic()
         assert unreachable((mute, there, gone), one, (0.1, 0.1)) == (mute, gone)
         assert time.monotonic() - began < 5, "one after the other would add up"
-        third.post(lambda: third.allow_pings((here,)))
+        third.post(lambda: third.pings.allow((here,)))
         assert unreachable((mute, there), one) == ()
         assert one._awaited == {}
 
@@ -74,7 +74,7 @@ def test_the_second_question_reaches_a_peer_that_has_just_learned_of_us():
     network = InprocNetwork()
     with running(network) as one, running(network) as other:
         here, there = peer_of(0, one), peer_of(1, other)
-        threading.Timer(0.1, lambda: other.post(lambda: other.allow_pings((here,)))).start()
+        threading.Timer(0.1, lambda: other.post(lambda: other.pings.allow((here,)))).start()
         assert unreachable((there,), one, (0.3, 5.0)) == ()
 
 
@@ -85,7 +85,7 @@ def test_where_one_answers_late_others_have_longer_and_one_that_is_gone_is_told_
     with running(network) as one, running(network) as other, running(network) as third:
         here, late, later = peer_of(0, one), peer_of(1, other), peer_of(2, third)
         for executor, busy_s in ((other, 0.4), (third, 0.95)):
-            executor.post(lambda executor=executor: executor.allow_pings((here,)))
+            executor.post(lambda executor=executor: executor.pings.allow((here,)))
             executor.post(lambda busy_s=busy_s: time.sleep(busy_s))
         gone = Peer(3, "d", "inproc://nobody")
         began = time.monotonic()
@@ -107,7 +107,7 @@ def test_a_pong_that_nobody_asked_for_proves_nothing():
 def test_several_threads_may_ask_at_once():
     network = InprocNetwork()
     with running(network) as one, running(network) as other:
-        other.post(lambda: other.allow_pings((peer_of(0, one),)))
+        other.post(lambda: other.pings.allow((peer_of(0, one),)))
         found = []
         threads = [
             threading.Thread(target=lambda: found.append(unreachable((peer_of(1, other),), one, (5.0,)))),

@@ -213,12 +213,12 @@ def test_pings_are_answered_while_measuring_is_allowed(host, agents):
         return agent.receive(0)
 
     assert ask(first) is None
-    host.allow_pings((Peer(0, "agent0", first.address),))
+    host.pings.allow((Peer(0, "agent0", first.address),))
     pong = ask(first)
     assert Frame.parse(pong.header) == Frame(Kind.PONG, 0, 0, 3, 0)
     assert len(pong.payload) == 50
     assert ask(second) is None
-    host.allow_pings(())
+    host.pings.allow(())
     assert ask(first) is None
 
 
