@@ -11,6 +11,7 @@ from typing import Literal
 from bbgrap.cluster.types import COORDINATOR
 from bbgrap.control.audit import peer_of
 from bbgrap.control.blame import Blame
+from bbgrap.control.callers import fed
 from bbgrap.control.coordinator_events import (
     ChunkWritten,
     Compared,
@@ -33,7 +34,6 @@ from bbgrap.control.link_faults import LinkFaults
 from bbgrap.control.links import Links
 from bbgrap.control.loading import Loading
 from bbgrap.control.membership import Member, Members
-from bbgrap.control.plan_progress import fed
 from bbgrap.control.planning import Planning
 from bbgrap.control.plans import Caller, Job, ServedPlan, Variant
 from bbgrap.control.profiling import Profiling

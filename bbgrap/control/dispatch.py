@@ -14,18 +14,17 @@ from collections.abc import Iterable
 
 from bbgrap.control.assignment import RequestAssigner
 from bbgrap.control.audit import RunCounts
-from bbgrap.control.callers import answer_callers, callers_overdue
+from bbgrap.control.callers import answer_callers, callers_overdue, progress, stage_of
 from bbgrap.control.coordinator_events import RequestBroke, RequestDone, RoutingId
 from bbgrap.control.coordinator_instructions import CoordinatorInstruction, Log, StartRequest, ToClient
 from bbgrap.control.coordinator_settings import Settings
 from bbgrap.control.loading import Loading
 from bbgrap.control.membership import Member, Members
 from bbgrap.control.open_requests import OpenRequests
-from bbgrap.control.plan_progress import progress, stage_of
 from bbgrap.control.plan_reports import measured_text, prepared_answer
 from bbgrap.control.planning import Planning
 from bbgrap.control.plans import Caller, PlanCaller, ServedPlan, Variant
-from bbgrap.control.request import Request
+from bbgrap.control.request import OpenTrace, Request
 from bbgrap.control.request_recovery import RequestRecovery
 from bbgrap.control.request_statistics import RequestStatistics
 from bbgrap.control.scaled_plans import learn
@@ -34,7 +33,6 @@ from bbgrap.control.sequences import NO_PROGRAM, NOT_KEPT, Sequences
 from bbgrap.control.spare_plans import SparePlans
 from bbgrap.control.standby import Standbys
 from bbgrap.control.synthetic_requests import SyntheticRequests
-from bbgrap.control.tracing import OpenTrace
 from bbgrap.control.verifying import Verifying
 from bbgrap.protocol.client_messages import Failed, PrepareModel, RunModel, RunResult
 from bbgrap.protocol.faults import Fault

@@ -16,12 +16,12 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from bbgrap.cluster.types import Cluster
+from bbgrap.control.callers import progress
 from bbgrap.control.coordinator_instructions import Base, CancelPlanning, CoordinatorInstruction, StartPlanning
 from bbgrap.control.links import Links
 from bbgrap.control.loading import Loading
 from bbgrap.control.made_plans import MAX_AHEAD, MadePlans
 from bbgrap.control.membership import Member, Members
-from bbgrap.control.plan_progress import progress
 from bbgrap.control.plans import Job, ServedPlan
 from bbgrap.control.scaled_plans import SEARCH_EVERY_S, Origin, origin_of
 from bbgrap.control.variants import LeastFinishTime, LowestLatency

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from bbgrap.control.callers import progress
 from bbgrap.control.coordinator_instructions import CoordinatorInstruction, Log, StartRequest
 from bbgrap.control.loading import OVERDUE_S, Loading
-from bbgrap.control.plan_progress import progress
 from bbgrap.control.plan_reports import measured_text
 from bbgrap.control.planning import Planning
 from bbgrap.control.plans import ServedPlan, Variant

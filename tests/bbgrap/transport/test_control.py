@@ -11,7 +11,7 @@ from bbgrap.errors import RemoteProtocolError, UsageError
 from bbgrap.protocol.addresses import split_address
 from bbgrap.protocol.directions import TO_COORDINATOR
 from bbgrap.protocol.limits import MAX_PAYLOAD_FRAMES
-from bbgrap.transport import control_client, frame_pieces, unread
+from bbgrap.transport import control_client, control_server, frame_pieces
 from bbgrap.transport.control_client import ControlClient, unavailable
 from bbgrap.transport.control_server import ControlServer, key_of
 from bbgrap.transport.control_sockets import check_address, check_host
@@ -59,8 +59,8 @@ def test_a_connection_for_which_a_host_is_looked_up_is_not_begun_anew(context, m
 
 def test_what_a_peer_does_not_read_is_bounded_in_bytes(context, monkeypatch):
     """ZeroMQ keeps ten thousand messages for a connection, of whatever size."""
-    monkeypatch.setattr(unread, "MAX_UNREAD_BYTES", 30 << 20)
-    monkeypatch.setattr(unread, "LOOK_BYTES", 1 << 20)
+    monkeypatch.setattr(control_server, "MAX_UNREAD_BYTES", 30 << 20)
+    monkeypatch.setattr(control_server, "LOOK_BYTES", 1 << 20)
     server = ControlServer(context, "tcp://127.0.0.1:0")
     with connection_to(server) as peer:
         identity, _ = until(server.receive)
@@ -74,8 +74,8 @@ def test_what_a_peer_does_not_read_is_bounded_in_bytes(context, monkeypatch):
 
 
 def test_what_found_no_room_does_not_count_as_unread(context, monkeypatch):
-    monkeypatch.setattr(unread, "MAX_UNREAD_BYTES", 40 << 20)
-    monkeypatch.setattr(unread, "LOOK_BYTES", 1 << 20)
+    monkeypatch.setattr(control_server, "MAX_UNREAD_BYTES", 40 << 20)
+    monkeypatch.setattr(control_server, "LOOK_BYTES", 1 << 20)
     server = ControlServer(context, "tcp://127.0.0.1:0")
     with connection_to(server) as peer:
         identity, _ = until(server.receive)
