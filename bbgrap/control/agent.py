@@ -120,12 +120,10 @@ class AgentMachine:
                 return self._on_message(event.message, now)
             case AgentTick(heartbeat):
                 return self._on_tick(heartbeat, now)
-            case WeightsChecked():
-                return self._heard_or_kept(self._deployments.checked(event, now))
             case WeightArrived():
                 return self._heard_or_kept(self._deployments.weight_arrived(event, now))
-            case DeploymentLoaded():
-                return self._heard_or_kept(self._deployments.loaded(event, now))
+            case WeightsChecked() | DeploymentLoaded():
+                return self._heard_or_kept(self._deployments.answered(event, now))
             case WorkerReady():
                 return [*self._measurements.worker_ready(), *self._deployments.worker_ready(now)]
             case WorkerLost():

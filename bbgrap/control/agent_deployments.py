@@ -16,14 +16,7 @@ from collections import deque
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
-from bbgrap.control.agent_events import (
-    AgentInstruction,
-    CheckWeights,
-    DeploymentLoaded,
-    DropBefore,
-    WeightArrived,
-    WeightsChecked,
-)
+from bbgrap.control.agent_events import AgentInstruction, CheckWeights, DeploymentLoaded, DropBefore, WeightArrived, WeightsChecked
 from bbgrap.control.lifecycles import Lifecycle, Tracker
 from bbgrap.control.to_coordinator import ToCoordinator
 from bbgrap.protocol.messages import (
@@ -172,11 +165,13 @@ class AgentDeployments:
 
     # --- what happens to the worker -----------------------------------------------------------------------------------------------
 
-    def checked(self, event: WeightsChecked, now: float) -> list[AgentInstruction]:
-        """Load a deployment whose weights are here, or ask for those that are not."""
-        return [*self._checked(event, now), *self._look_at_next(event.epoch)]
+    def answered(self, event: WeightsChecked | DeploymentLoaded, now: float) -> list[AgentInstruction]:
+        """Take what a worker says of a deployment that it was to look at, or to load, and have it look at the next one."""
+        done = self._checked(event, now) if isinstance(event, WeightsChecked) else self._loaded(event, now)
+        return [*done, *self._look_at_next(event.epoch)]
 
     def _checked(self, event: WeightsChecked, now: float) -> list[AgentInstruction]:
+        """Load a deployment whose weights are here, or ask for those that are not."""
         deployment = self.by_epoch.get(event.epoch)
         if self._is_late(event.epoch, "offered"):
             return [] if deployment is None else [_check(deployment.deploy)]
@@ -206,11 +201,8 @@ class AgentDeployments:
                 done.append(deployment.deploy)
         return done
 
-    def loaded(self, event: DeploymentLoaded, now: float) -> list[AgentInstruction]:
-        """Say that a deployment is ready, or why it cannot be; ask for weights that were damaged on disk meanwhile."""
-        return [*self._loaded(event, now), *self._look_at_next(event.epoch)]
-
     def _loaded(self, event: DeploymentLoaded, now: float) -> list[AgentInstruction]:
+        """Say that a deployment is ready, or why it cannot be; ask for weights that were damaged on disk meanwhile."""
         deployment = self.by_epoch.get(event.epoch)
         # What cannot look for weights says so as what cannot load.
         if self._is_late(event.epoch, "offered", "loading") or deployment is None:

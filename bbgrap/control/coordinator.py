@@ -45,7 +45,6 @@ from bbgrap.control.stalls import is_stuck, kept_waiting, stalled, unawaited_sta
 from bbgrap.control.standby import Standbys
 from bbgrap.control.status import StatusReader
 from bbgrap.control.uploads import Uploads
-from bbgrap.control.variants import LeastFinishTime, LowestLatency
 from bbgrap.protocol.client_messages import (
     Ask,
     Cancel,
@@ -185,8 +184,6 @@ class CoordinatorMachine:
                 plan.planned, plan.latest, plan.is_restored = planned, kept.job, True
             else:
                 plan = self.planning.plans.setdefault(kept.key, ServedPlan(kept.key, kept.model, files, kept.shapes, kept.options, standby))
-                if not plan.variants:
-                    plan.policy = LeastFinishTime() if plan.is_stream else LowestLatency()
                 plan.serves, plan.latest, plan.timed = True, kept.job, kept.job
                 plan.is_proven = True  # not its standby, which is kept as soon as it is loaded
             plan.quarantine = kept.quarantine
@@ -217,7 +214,7 @@ class CoordinatorMachine:
             kept = tuple(variant.epoch for variant in self.loading.of_member(known.name) if known.name not in variant.away)
             # It asks again because what was said to it was lost: releases, deployments, whom to answer and whom to try, perhaps.
             gone = [ToAgent(identity, Release(epoch)) for epoch in join.holds if epoch not in kept]
-            lost = [i for v in self.loading.not_held(known, join.holds, now) for i in self.recovery.take_back(v)[1]]
+            lost = [i for v in self.loading.load_again(known, now, join.holds) for i in self.recovery.take_back(v)[1]]
             links = self.links.say_again(known, now)
             return [self.members.welcome(known, kept), *links, *gone, *lost, *self.loading.say_again(known, now)]
         member = self.members.join(identity, join, now)
@@ -425,7 +422,7 @@ class CoordinatorMachine:
             *self.requests.sequences.overdue(now),
             *self.profiling.overdue(now),
             *self.queries.overdue(now),
-            *self.requests.counts.report(now),
+            *self.statistics.runs.report(now),
         ]
 
 

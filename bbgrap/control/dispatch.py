@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from bbgrap.control.assignment import RequestAssigner
-from bbgrap.control.audit import RunCounts
 from bbgrap.control.callers import answer_callers, callers_overdue, progress, stage_of
 from bbgrap.control.coordinator_events import RequestBroke, RequestDone, RoutingId
 from bbgrap.control.coordinator_instructions import CoordinatorInstruction, Log, StartRequest, ToClient
@@ -64,14 +63,13 @@ class Requests:
         self.standbys = standbys
         self.spares = spares
         self.statistics = statistics
-        self.counts = RunCounts()
-        self.table = OpenRequests(settings, loading, statistics, self.counts)
+        self.table = OpenRequests(settings, loading, statistics)
         self.open = self.table.by_number
         self._lonely = 0
         self.sequences = Sequences(loading, statistics)
         self.synthetic = SyntheticRequests(loading, planning)
         self.assigner = RequestAssigner(members, loading, standbys, self.sequences, self.open)
-        self.verifying = Verifying(settings, loading, planning, self.synthetic, self.counts.verified)
+        self.verifying = Verifying(settings, loading, planning, self.synthetic, statistics.runs.verified)
         self.recovery = RequestRecovery(loading, self.table, self.sequences, self.synthetic, self.verifying)
 
     # --- coming -----------------------------------------------------------------------------------------------------------------
@@ -102,8 +100,7 @@ class Requests:
     def add(self, caller: Caller, message: RunModel, plan: ServedPlan, now: float) -> list[CoordinatorInstruction]:
         """Queue a request; `go_on` starts it. Too many of them, or too many of one client, are answered as busy."""
         if full := self.table.full(caller, message, plan):
-            self.counts.ended(caller[0], plan, "refused")
-            self.statistics.of_model(plan).ended["refused"] += 1
+            self.statistics.count(caller[0], plan, "refused")
             return [ToClient(caller[0], Failed(caller[1], Fault.BUSY, f"coordinator: {full}; submit again when some are answered"))]
         sequence, done = self.sequences.admit(caller[0], message, plan, now) if message.sequence else (None, [])
         if isinstance(sequence, tuple):

@@ -288,17 +288,14 @@ class Loading:
             self.touch(variant.plan)
         return concerned
 
-    def load_again(self, member: Member, now: float) -> list[Variant]:
-        """Note that an agent loads all it has anew, by itself; returns the variants that it has a part in."""
-        return self._load_again(member, (v for v in self.of_member(member.name) if v.tracker.state != "waiting"), now)
+    def load_again(self, member: Member, now: float, holds: Collection[int] | None = None) -> list[Variant]:
+        """Note that an agent loads all it has anew, by itself; returns the variants that it has a part in.
 
-    def not_held(self, member: Member, holds: Collection[int], now: float) -> list[Variant]:
-        """Note what an agent does not have that has said so before: that it lost it may have been lost; returns these variants."""
-        mine = (v for v in self.of_member(member.name) if v.tracker.state != "waiting" and v.epoch not in holds)
-        return self._load_again(member, (v for v in mine if member.name not in v.pending), now)
-
-    def _load_again(self, member: Member, variants: Iterable[Variant], now: float) -> list[Variant]:
-        concerned = [variant for variant in variants if member.name not in variant.away]
+        Or, if it says what it `holds`, those that it has not and has said to have: that it lost them may have been lost.
+        """
+        concerned = [v for v in self.of_member(member.name) if v.tracker.state != "waiting" and member.name not in v.away]
+        if holds is not None:
+            concerned = [v for v in concerned if v.epoch not in holds and member.name not in v.pending]
         for variant in concerned:
             variant.tracker.move("load again")
             variant.used, variant.emptied = now, next(self.epochs)
@@ -329,9 +326,9 @@ class Loading:
     def _reunite(self, variant: Variant, now: float) -> list[CoordinatorInstruction]:
         """Go on with a variant whose agents are all there: as it is, or under a new epoch if one has moved to another address."""
         self.touch(variant.plan)
-        nodes = tuple((name, self._place_of(name, place)) for name, place in variant.nodes)
         peers = next((deploy.peers for deploy in variant.parts.values()), ())
-        if nodes == variant.nodes and all(place_of(peer.address, peer.fingerprint) == self.settings.place for peer in peers[-1:]):
+        is_host_there = all(place_of(peer.address, peer.fingerprint) == self.settings.place for peer in peers[-1:])
+        if is_host_there and self._nodes_now(variant) == variant.nodes:
             if variant.tracker.state != "parted":
                 return []
             variant.tracker.move("agents back")
@@ -343,16 +340,15 @@ class Loading:
     def renew(self, variant: Variant, now: float) -> list[CoordinatorInstruction]:
         """Load a variant on which nothing runs anew, under a new epoch, where its agents are now."""
         plan = variant.plan
-        nodes = tuple((name, self._place_of(name, place)) for name, place in variant.nodes)
-        renewed = self.add(plan, variant.planned, nodes, variant.job, variant.world, now, variant.place)
+        renewed = self.add(plan, variant.planned, self._nodes_now(variant), variant.job, variant.world, now, variant.place)
         renewed.is_spare = variant.is_spare
         renewed.is_untimed = variant.is_untimed or (plan.timing is not None and plan.timing.forget(variant.epoch))
         plan.policy.renew(variant.epoch, renewed.epoch)
         return [*self.release(variant), *self.advance(plan, now)]
 
-    def _place_of(self, name: str, before: str) -> str:
-        member = self.members.by_name.get(name)
-        return before if member is None else member.place
+    def _nodes_now(self, variant: Variant) -> tuple[tuple[str, str], ...]:
+        by_name = self.members.by_name
+        return tuple((name, by_name[name].place if name in by_name else before) for name, before in variant.nodes)
 
     # --- ending -----------------------------------------------------------------------------------------------------------------
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from bbgrap.control.audit import Ending, RunCounts
+from bbgrap.control.audit import Ending
 from bbgrap.control.coordinator_events import RoutingId
 from bbgrap.control.coordinator_instructions import CoordinatorInstruction, Log, ToClient
 from bbgrap.control.coordinator_settings import Settings
@@ -33,11 +33,10 @@ class OpenRequests:
     variant, another one in its plan's `waiting`.
     """
 
-    def __init__(self, settings: Settings, loading: Loading, statistics: RequestStatistics, counts: RunCounts) -> None:
+    def __init__(self, settings: Settings, loading: Loading, statistics: RequestStatistics) -> None:
         self._settings = settings
         self._loading = loading
         self._statistics = statistics
-        self._counts = counts
         self.by_number: dict[int, Request] = {}
         self.by_caller: dict[Caller, Request] = {}
         self.bytes = 0
@@ -111,7 +110,6 @@ class OpenRequests:
         request.tracker.move(event)
         how: Ending = "done" if event == "finished" else "cancelled" if event == "Cancel" else "failed"
         variant = self._loading.by_epoch.get(request.epoch)
-        self._counts.ended(request.caller[0], request.plan, how)
         self._statistics.ended(request, how, self.now, None if variant is None else variant.queue.running[request.number])
         del self.by_number[request.number], self.by_caller[request.caller]
         if request.sequence is not None:

@@ -12,7 +12,7 @@ planner has other work; what a world (agents, links and profiles) has no plan fo
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from bbgrap.cluster.types import Cluster
@@ -24,7 +24,6 @@ from bbgrap.control.made_plans import MAX_AHEAD, MadePlans
 from bbgrap.control.membership import Member, Members
 from bbgrap.control.plans import Job, ServedPlan
 from bbgrap.control.scaled_plans import SEARCH_EVERY_S, Origin, origin_of
-from bbgrap.control.variants import LeastFinishTime, LowestLatency
 from bbgrap.planners.options import AUTO
 from bbgrap.program.dictionaries import dictionary_devices_of
 from bbgrap.protocol.client_messages import PrepareModel
@@ -78,7 +77,6 @@ class Planning:
             plan = self.plans[key] = ServedPlan(
                 key, message.model, standby.files, message.shapes, asked, standby, state=asked.state, top=asked.top
             )
-            plan.policy = LeastFinishTime() if plan.is_stream else LowestLatency()
             # Other shapes of a model that ends workers end them, too.
             plan.quarantine, plan.quarantine_ends = standby.quarantine, standby.quarantine_ends
         return plan
@@ -306,11 +304,14 @@ class Planning:
         if plan.standby is not None and plan.standby.planned:
             need = int(plan.standby.planned[0].report.get("memory_bytes", 0))
             taken = {name: need for variant in plan.standby.variants for name in variant.parts}
-        nodes = tuple(
-            replace(node, memory_bytes=max(1, node.memory_bytes - taken.get(node.name, 0))) if node.memory_bytes else node
-            for node in cluster.nodes
-        )
-        return replace(cluster, nodes=nodes)
+        memory = {node.name: node.memory_bytes for node in cluster.nodes}
+        return with_memory(cluster, lambda name: memory[name] - taken.get(name, 0))
+
+
+def with_memory(cluster: Cluster, left: Callable[[str], float]) -> Cluster:
+    """Return a cluster whose nodes have the bytes of memory that are left, told by name, but those that have not said how much that is."""
+    known = (replace(node, memory_bytes=max(1, round(left(node.name)))) if node.memory_bytes else node for node in cluster.nodes)
+    return replace(cluster, nodes=tuple(known))
 
 
 def plan_key(message: PrepareModel) -> str:

@@ -19,7 +19,7 @@ from bbgrap.control.coordinator_instructions import Base
 from bbgrap.control.lifecycles import Tracker
 from bbgrap.control.plan_trial import PlanTrial
 from bbgrap.control.planned_variant import SCALED_FROM, PlannedVariant
-from bbgrap.control.variants import SMOOTHING, InFlightQueue, LeastFinishTime, Policy, Timing
+from bbgrap.control.variants import SMOOTHING, InFlightQueue, LeastFinishTime, LowestLatency, Policy, Timing
 from bbgrap.planners.options import PlanOptions
 from bbgrap.protocol.addresses import split_place
 from bbgrap.protocol.client_messages import ModelFile
@@ -196,7 +196,7 @@ class ServedPlan:
     shapes: Mapping[str, tuple[int, ...]]
     options: PlanOptions | None
     standby: ServedPlan | None
-    policy: Policy = field(default_factory=LeastFinishTime)
+    policy: Policy = field(init=False)
     variants: list[Variant] = field(default_factory=list)
     planned: tuple[PlannedVariant, ...] = ()
     """Of a standby: what every copy is."""
@@ -264,6 +264,10 @@ class ServedPlan:
     """Inputs, and the outputs that they are in the next request of a sequence."""
     top: tuple[tuple[str, int], ...] = ()
     """Outputs of which only so many largest elements are answered."""
+
+    def __post_init__(self) -> None:
+        """Choose among its variants by what counts."""
+        self.policy = LeastFinishTime() if self.is_standby or self.is_stream else LowestLatency()
 
     @property
     def is_condemned(self) -> bool:

@@ -10,7 +10,8 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
-from bbgrap.control.audit import Ending
+from bbgrap.control.audit import Ending, RunCounts
+from bbgrap.control.coordinator_events import RoutingId
 from bbgrap.control.coordinator_instructions import CoordinatorInstruction, Log
 from bbgrap.control.coordinator_settings import Settings
 from bbgrap.control.plans import ServedPlan, Variant
@@ -74,6 +75,8 @@ class RequestStatistics:
         self._number = 0
         self.events: deque[ClusterEvent] = deque(maxlen=MAX_EVENTS)
         self.counts: dict[str, RequestCounts] = {}
+        self.runs = RunCounts()
+        """The same of each client, for the audit log."""
         self.gone: dict[str, NodeStatus] = {}
         self.recorded: dict[int, LatestRecord] = {}
 
@@ -89,10 +92,16 @@ class RequestStatistics:
             found = self.counts.setdefault(key, RequestCounts(plan.files[0].name if key != OTHERS else "other models"))
         return found
 
+    def count(self, client: RoutingId, plan: ServedPlan, how: Ending) -> RequestCounts:
+        """Count how a request of a client ended; return the counts of its model."""
+        self.runs.ended(client, plan, how)
+        counts = self.of_model(plan)
+        counts.ended[how] += 1
+        return counts
+
     def ended(self, request: Request, how: Ending, now: float, started: float | None) -> None:
         """Count a request; `started` is when it began to run."""
-        counts = self.of_model(request.plan)
-        counts.ended[how] += 1
+        counts = self.count(request.caller[0], request.plan, how)
         if how == "done" and started is not None:
             came = request.deadline - request.message.deadline_s
             counts.buckets[bisect_left(LATENCY_BUCKETS_S, now - came)] += 1

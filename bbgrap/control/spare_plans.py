@@ -5,14 +5,13 @@ Law: what could not be loaded is said, in the log and in the plan's report.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from bbgrap.cluster.types import Cluster
 from bbgrap.control.coordinator_instructions import CoordinatorInstruction, Log, StartPlanning
 from bbgrap.control.links import Links
 from bbgrap.control.loading import Loading
-from bbgrap.control.membership import Member, Members
-from bbgrap.control.planning import world_of
+from bbgrap.control.membership import Members
+from bbgrap.control.planning import with_memory, world_of
 from bbgrap.control.plans import Job, ServedPlan
 from bbgrap.control.standby import Standbys
 
@@ -53,15 +52,8 @@ class SparePlans:
             is_held = name in plan.uncovered  # there is no room beside what serves, so it is for the room that this leaves
             if is_held and name in plan.held and plan.held[name].job.world == world_of(seen):
                 continue
-            cluster = seen if is_held else self._beside(seen, rest)
+            # Beside what they have loaded, and what the lost one still takes of a machine.
+            cluster = seen if is_held else with_memory(seen, lambda at: self.members.memory_of(at) - ROOM * self.loading.loaded_bytes(at))
             plan.job = Job(next(self.loading.epochs), world_of(seen), names, places, spare_for=name, is_ahead=is_held)
             return [*done, StartPlanning(plan.job.number, plan.files, plan.shapes, cluster, plan.options)]
         return done
-
-    def _beside(self, cluster: Cluster, members: tuple[Member, ...]) -> Cluster:
-        """Return the agents with the memory that is left beside what they have loaded, and what the lost one still takes of a machine."""
-        left = (
-            max(1, round(self.members.memory_of(member.name) - ROOM * self.loading.loaded_bytes(member.name))) if node.memory_bytes else 0
-            for node, member in zip(cluster.nodes, members, strict=True)
-        )
-        return replace(cluster, nodes=tuple(replace(node, memory_bytes=size) for node, size in zip(cluster.nodes, left, strict=True)))

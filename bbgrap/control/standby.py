@@ -20,7 +20,6 @@ from bbgrap.control.membership import Member, Members
 from bbgrap.control.planning import standby_key
 from bbgrap.control.plans import IN_USE_S, Job, ServedPlan, Variant
 from bbgrap.control.stalls import is_behind_another, is_stuck
-from bbgrap.control.variants import LeastFinishTime
 from bbgrap.protocol.client_messages import ModelFile
 from bbgrap.protocol.faults import Fault
 
@@ -56,7 +55,7 @@ class Standbys:
         key = standby_key(model, state, top)
         standby = self.by_model.get(key)
         if standby is None:
-            standby = ServedPlan(key, model, files, {}, None, None, LeastFinishTime(), serves=True, state=state, top=top)
+            standby = ServedPlan(key, model, files, {}, None, None, serves=True, state=state, top=top)
             self.by_model[key] = standby
         _awaken(standby)
         return standby

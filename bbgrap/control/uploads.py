@@ -13,14 +13,7 @@ from typing import Any, TypeVar
 from bbgrap.control.audit import peer_of
 from bbgrap.control.coordinator_events import ChunkWritten, RoutingId
 from bbgrap.control.coordinator_instructions import Audit, CoordinatorInstruction, ToClient, WriteChunk
-from bbgrap.protocol.client_messages import (
-    Failed,
-    ModelChunk,
-    ModelFile,
-    ModelMissing,
-    ModelStored,
-    OfferModel,
-)
+from bbgrap.protocol.client_messages import Failed, ModelChunk, ModelFile, ModelMissing, ModelStored, OfferModel
 from bbgrap.protocol.faults import Fault
 from bbgrap.protocol.limits import MAX_MODEL_BYTES
 

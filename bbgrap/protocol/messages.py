@@ -18,15 +18,7 @@ from bbgrap.cluster.types import LinkProfile, NodeProfile
 from bbgrap.compiler.artifacts import SegmentModel
 from bbgrap.graph.types import DType, TensorType
 from bbgrap.protocol.inspection import Inspect, Inspected
-from bbgrap.protocol.limits import (
-    MAX_CHUNK_BYTES,
-    MAX_PAYLOAD_FRAMES,
-    MAX_TENSOR_BYTES,
-    Digest,
-    Name,
-    Payload,
-    Text,
-)
+from bbgrap.protocol.limits import MAX_CHUNK_BYTES, MAX_PAYLOAD_FRAMES, MAX_TENSOR_BYTES, Digest, Name, Payload, Text
 from bbgrap.runtime.recording import Record
 from bbgrap.runtime.schedule import Schedule
 

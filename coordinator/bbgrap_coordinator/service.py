@@ -140,7 +140,7 @@ def serve(
             )
         audit.write(Audit("started", {}, {"version": VERSION, "address": control.address, "incarnation": state.incarnation}))
         server.run()
-        for last in machine.requests.counts.report(float("inf")):
+        for last in machine.statistics.runs.report(float("inf")):
             audit.write(last)
         audit.write(Audit("stopped", {}))
 

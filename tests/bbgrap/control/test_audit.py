@@ -70,7 +70,7 @@ def test_counters_are_bounded(monkeypatch):
     monkeypatch.setattr(audit, "MAX_COUNTS", 3)
     wire = ready_wire("a")
     plan = next(iter(wire.coordinator.planning.plans.values()))
-    counts = wire.coordinator.requests.counts
+    counts = wire.coordinator.statistics.runs
     for number in range(10):
         counts.ended(bytes([number]), plan, "refused")
     reports = counts.report(wire.now + EVERY_S)

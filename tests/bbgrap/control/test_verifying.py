@@ -45,7 +45,7 @@ def differed(wire):
 
 
 def tally(wire):
-    return dict(wire.coordinator.requests.counts.verified)
+    return dict(wire.coordinator.statistics.runs.verified)
 
 
 def only_start(wire):
