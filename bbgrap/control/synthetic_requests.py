@@ -20,7 +20,7 @@ from bbgrap.control.scaled_plans import give_up, slower_than_standby
 from bbgrap.control.stalls import USUAL, is_unusual, state_on_its_way_s, usual_s_of
 from bbgrap.control.variants import PROBE_WITHIN_S, TIMING_S, LeastFinishTime, Timing
 from bbgrap.planners.options import AUTO
-from bbgrap.protocol.tensors import synthetic_inputs
+from bbgrap.protocol.tensors import Inputs, synthetic_inputs
 
 REST_S = 0.05
 """At least so long requests have the cluster between two synthetic ones."""
@@ -35,32 +35,35 @@ AS_FAILURES = 5
 
 
 @dataclass(frozen=True, slots=True)
-class _Proof:
-    """A synthetic request that finds out whether a model ends the worker that runs it."""
+class _InFlight:
+    """A synthetic request for a plan: it times a variant of it, or finds out on its standby whether the model ends the worker that runs it.
+
+    The latter is a proof, and has no `timing`.
+    """
 
     number: int
     variant: Variant
     plan: ServedPlan
+    timing: Timing | None
+    since: float
     within_s: float
     """How long it may take."""
 
-    def runs_for(self, now: float) -> float:
-        return now - self.variant.queue.running[self.number]
-
 
 class SyntheticRequests:
-    """Which plans are timed; the requests in flight are their probes, and one proof.
+    """Which plans are timed, and what is in flight, by number: what times one of them, or proofs.
 
-    Invariants: what is in flight is in its variant's queue, as requests of clients are; while `has_turn`, none of those begins; whose turn
-    it is, `_holder` has a synthetic request in flight, or waits for the end of requests of clients only.
+    Invariants: what is in flight is in its variant's queue, as requests of clients are; `_timed` are the plans that have a `timing`; while
+    `has_turn`, no request of a client begins; whose turn it is, `_holder` has a synthetic request in flight, or waits for the end of
+    requests of clients only.
     """
 
     def __init__(self, loading: Loading, planning: Planning) -> None:
         self._loading = loading
         self._planning = planning
-        self._proofs: dict[int, _Proof] = {}
+        self.in_flight: dict[int, _InFlight] = {}
         self._rest_until = 0.0
-        self._is_timing = False
+        self._timed: list[ServedPlan] = []
         self._holder: ServedPlan | None = None
 
     @property
@@ -71,7 +74,22 @@ class SyntheticRequests:
     @property
     def is_busy(self) -> bool:
         """Whether a synthetic request is in flight."""
-        return bool(self._proofs) or any(timing.probe is not None for _, timing in self._timed())
+        return bool(self.in_flight)
+
+    def _start(
+        self, variant: Variant, plan: ServedPlan, timing: Timing | None, within_s: float, inputs: Inputs, now: float
+    ) -> list[CoordinatorInstruction]:
+        number = next(self._loading.epochs)
+        variant.queue.running[number] = now
+        self.in_flight[number] = _InFlight(number, variant, plan, timing, now, within_s)
+        return [StartRequest(variant.epoch, number, *inputs)]
+
+    def _end(self, number: int) -> _InFlight | None:
+        """Take a request out of its variant's queue, if it is one of these."""
+        ended = self.in_flight.pop(number, None)
+        if ended is not None:
+            del ended.variant.queue.running[number]
+        return ended
 
     # --- proving a standby --------------------------------------------------------------------------------------------------------
 
@@ -89,25 +107,11 @@ class SyntheticRequests:
         if inputs is None:
             self._is_proven(standby)
             return []
-        variant = standby.open_variants[0]
-        number = next(self._loading.epochs)
-        variant.queue.running[number] = now
-        self._proofs[number] = _Proof(number, variant, plan, _may_take_s(plan) + state_on_its_way_s(variant))
         if self._holder is not None:
             # What was about to be timed waits for this one now, but requests do not.
             self._loading.touch(self._holder)
-        return [StartRequest(variant.epoch, number, *inputs)]
-
-    def _proved(self, number: int) -> bool:
-        if number not in self._proofs:
-            return False
-        self._is_proven(self._end_proof(number).variant.plan)
-        return True
-
-    def _end_proof(self, number: int) -> _Proof:
-        proof = self._proofs.pop(number)
-        del proof.variant.queue.running[number]
-        return proof
+        variant = standby.open_variants[0]
+        return self._start(variant, plan, None, _may_take_s(plan) + state_on_its_way_s(variant), inputs, now)
 
     def _is_proven(self, standby: ServedPlan) -> None:
         standby.is_proven = True
@@ -120,14 +124,14 @@ class SyntheticRequests:
         """Time the next variant of a plan if it is its turn, and nothing runs; once all are, let the plan serve."""
         if plan.timing is None:
             return self._begin(plan, now)
-        if plan.timing.probe is not None:
+        if any(run.timing is plan.timing for run in self.in_flight.values()):
             return []
         if now > plan.timing.until and self._runs_long(now):
             # What does not end keeps no plan from serving: its variants are compared by requests then.
             plan.timing.give_up()
         epoch = plan.timing.next(now)
         if epoch is None:
-            return self._end(plan, now)
+            return self._end_timing(plan, now)
         if self._must_wait(plan.timing, epoch, now):
             if self._holder is plan:
                 self._release_turn(now)
@@ -136,9 +140,7 @@ class SyntheticRequests:
             self._claim_turn(plan, now)
             return []
         self._holder = plan
-        number = next(self._loading.epochs)
-        plan.timing.begin(number, self._loading.by_epoch[epoch].queue, now)
-        return [StartRequest(epoch, number, *plan.timing.inputs)]
+        return self._start(self._loading.by_epoch[epoch], plan, plan.timing, PROBE_WITHIN_S, plan.timing.inputs, now)
 
     def _must_wait(self, timing: Timing, epoch: int, now: float) -> bool:
         """Whether a plan's next synthetic request waits for something else than requests of clients."""
@@ -149,7 +151,7 @@ class SyntheticRequests:
         if now < self._rest_until and (waiting or self._loading.is_anything_running):
             # Those that wait begin before the next synthetic request, whichever plan is looked at first.
             return True
-        if any(other.until < timing.until for _, other in self._timed()):
+        if any(other.timing.until < timing.until for other in self._timed if other.timing is not None):
             # One plan after the other: none is kept from serving by those that came after it.
             return True
         # Whoever has the cluster now gives it back first.
@@ -184,13 +186,15 @@ class SyntheticRequests:
             return [*self._serve(plan), Log(text, event="serves", model=plan.model, epoch=only.epoch)]
         inputs = synthetic_inputs(newest[0].planned.artifacts.host)
         if inputs is None:
-            return self._end(plan, now)
-        self._is_timing = True
+            return self._end_timing(plan, now)
+        self._timed.append(plan)
         plan.timing = Timing([variant.epoch for variant in contenders], inputs, now + TIMING_S)
         return [*progress(plan, self._planning.members), *self.go_on(plan, now)]
 
-    def _end(self, plan: ServedPlan, now: float) -> list[CoordinatorInstruction]:
+    def _end_timing(self, plan: ServedPlan, now: float) -> list[CoordinatorInstruction]:
         timing, plan.timing = plan.timing, None
+        if timing is not None:
+            self._timed.remove(plan)
         medians = {} if timing is None else timing.medians()
         if medians and (why := slower_than_standby(plan, min(medians.values()))):
             # Little was known of the nodes, or it was wrong.
@@ -229,27 +233,27 @@ class SyntheticRequests:
 
     def done(self, number: int, now: float) -> None:
         """Take the time of a request, if it is one of these; look whether one of these can begin now, if it is not."""
-        if self._proved(number):
+        run = self._end(number)
+        if run is not None and run.timing is None:
+            self._is_proven(run.variant.plan)
             return
-        for plan, timing in self._timed():
-            if timing.probe is not None and timing.probe.number == number:
-                took = now - timing.probe.started
-                timing.end(now)
-                self._release_turn(now + max(REST_S, took))
+        if run is not None and run.timing is not None:
+            run.timing.took(run.variant.epoch, now - run.since)
+            self._release_turn(now + max(REST_S, now - run.since))
+        for plan in self._timed:
             self._loading.touch(plan)
 
     def failed(self, number: int) -> list[CoordinatorInstruction]:
         """Stop timing where a request failed, if it is one of these: this model does not take them."""
-        if self._proved(number):
+        run = self._end(number)
+        if run is None:
             return []
-        done: list[CoordinatorInstruction] = []
-        for _, timing in self._timed():
-            probe = timing.probe
-            if probe is not None and probe.number == number:
-                timing.give_up()
-                self._release_turn(0.0)
-                done += self._loading.abandon(self._loading.by_epoch[probe.queue.epoch], number)
-        return done
+        if run.timing is None:
+            self._is_proven(run.variant.plan)
+            return []
+        run.timing.give_up()
+        self._release_turn(0.0)
+        return self._loading.abandon(run.variant, number)
 
     def taken_back(self, variant: Variant, *, is_lost: bool) -> list[CoordinatorInstruction]:
         """Forget what runs on a variant that is lost, or of which requests are taken back: neither its time nor its end will come.
@@ -257,56 +261,50 @@ class SyntheticRequests:
         A proof is forgotten with its variant only: it may be what the others have waited for.
         """
         done: list[CoordinatorInstruction] = []
-        for number, proof in list(self._proofs.items()):
-            if proof.variant is variant and is_lost:
-                self._end_proof(number)
-                self._loading.touch(proof.plan)
+        for run in [run for run in self.in_flight.values() if run.variant is variant and (is_lost or run.timing is not None)]:
+            self._end(run.number)
+            if run.timing is None:
+                self._loading.touch(run.plan)
                 # What an agent still computes of it may be slow, as it might have been before.
-                done += self._loading.abandon(variant, number, proof.within_s)
-        for plan, timing in self._timed():
-            if timing.probe is not None and timing.probe.queue is variant.queue:
-                done += self._loading.abandon(variant, timing.probe.number)
-                timing.drop()
+                done += self._loading.abandon(variant, run.number, run.within_s)
+            else:
+                done += self._loading.abandon(variant, run.number)
                 self._release_turn(0.0)
-            if not variant.is_ready:
-                variant.is_untimed |= timing.forget(variant.epoch)
+        if variant.plan.timing is not None and not variant.is_ready:
+            variant.is_untimed |= variant.plan.timing.forget(variant.epoch)
+        for plan in self._timed:
             self._loading.touch(plan)
         return done
 
     def overdue(self, now: float) -> list[CoordinatorInstruction]:
         """Stop timing where a request takes too long, and look whether it is somebody's turn."""
         done: list[CoordinatorInstruction] = []
-        for proof in [proof for proof in self._proofs.values() if proof.runs_for(now) > proof.within_s]:
+        for run in [run for run in self.in_flight.values() if now - run.since > run.within_s]:
+            if run.timing is not None:
+                done += self.failed(run.number)
+                continue
             # It has proved nothing: the agent ends a worker that does not leave it, and the next one is tried if somebody waits.
-            self._end_proof(proof.number)
-            proof.variant.plan.ran_late = True
-            self._loading.touch(proof.plan)
-            done += self._loading.abandon(proof.variant, proof.number, OVERDUE_S)
-        for plan, timing in self._timed():
+            self._end(run.number)
+            run.variant.plan.ran_late = True
+            self._loading.touch(run.plan)
+            done += self._loading.abandon(run.variant, run.number, OVERDUE_S)
+        for plan in self._timed:
             self._loading.touch(plan)
-            if timing.probe is not None and now - timing.probe.started > PROBE_WITHIN_S:
-                done += self.failed(timing.probe.number)
-            elif timing.probe is not None and self._holder is plan and now - timing.probe.started > max(HOLD_S, USUAL * usual_s_of(plan)):
+        for run in self.in_flight.values():
+            if run.timing is not None and run.plan is self._holder and now - run.since > max(HOLD_S, USUAL * usual_s_of(run.plan)):
                 # It may be lost, or take as long as it takes: nobody waits for it any longer.
                 self._release_turn(now)
         return done
 
     def _runs_long(self, now: float) -> bool:
         """Whether anything takes unusually long, but what is timed."""
-        probes = {timing.probe.number for _, timing in self._timed() if timing.probe is not None}
+        probes = {run.number for run in self.in_flight.values() if run.timing is not None}
         return any(
             is_unusual(variant, now - started)
             for variant in self._loading.by_epoch.values()
             for number, started in variant.queue.running.items()
             if number not in probes
         )
-
-    def _timed(self) -> list[tuple[ServedPlan, Timing]]:
-        if not self._is_timing:
-            return []
-        timed = [(plan, plan.timing) for plan in self._planning.plans.values() if plan.timing is not None]
-        self._is_timing = bool(timed)
-        return timed
 
 
 def _may_take_s(plan: ServedPlan) -> float:

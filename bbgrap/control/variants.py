@@ -58,29 +58,12 @@ class InFlightQueue:
         return len(self.running) < self.limit
 
 
-@dataclass(frozen=True, slots=True)
-class Probe:
-    """A synthetic request that times a variant, in whose queue it is."""
-
-    number: int
-    queue: InFlightQueue
-
-    @property
-    def started(self) -> float:
-        """When it started, in seconds."""
-        return self.queue.running[self.number]
-
-
 class Timing:
-    """Times variants in turns, one request at a time: what disturbs the machines for a while disturbs all variants of a turn.
-
-    Invariants: `probe` is the request in flight, of a variant that is still there.
-    """
+    """Times variants in turns, one request at a time: what disturbs the machines for a while disturbs all variants of a turn."""
 
     def __init__(self, epochs: Sequence[int], inputs: Inputs, until: float) -> None:
         """Time these variants with synthetic inputs, best until that time."""
         self.inputs = inputs
-        self.probe: Probe | None = None
         self._samples: dict[int, list[float]] = {epoch: [] for epoch in epochs}
         self.until = until
 
@@ -90,33 +73,17 @@ class Timing:
         enough = 2 if now > self.until else WARM_UP + ROUNDS
         return None if epoch is None or len(self._samples[epoch]) >= enough else epoch
 
-    def begin(self, number: int, queue: InFlightQueue, now: float) -> None:
-        """Note that a request starts; none may be in flight."""
-        queue.running[number] = now
-        self.probe = Probe(number, queue)
-
-    def end(self, now: float) -> None:
-        """Take the time of the request in flight."""
-        if self.probe is not None:
-            self._samples[self.probe.queue.epoch].append(now - self.probe.started)
-        self.drop()
-
-    def drop(self) -> None:
-        """Forget the request in flight."""
-        if self.probe is not None:
-            del self.probe.queue.running[self.probe.number]
-        self.probe = None
+    def took(self, epoch: int, seconds: float) -> None:
+        """Take the time of a request."""
+        self._samples[epoch].append(seconds)
 
     def forget(self, epoch: int) -> bool:
         """Leave a variant out: it is gone; returns whether it was one of these."""
-        if self.probe is not None and self.probe.queue.epoch == epoch:
-            self.drop()
         return self._samples.pop(epoch, None) is not None
 
     def give_up(self) -> None:
         """Forget all times: the variants cannot be timed this way."""
         self._samples.clear()
-        self.drop()
 
     def medians(self) -> dict[int, float]:
         """Return the typical time of each variant that was timed, in seconds."""

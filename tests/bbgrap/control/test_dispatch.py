@@ -401,7 +401,7 @@ def is_at(wire, state):
             case "loading":
                 return any(variant.tracker.state == "loading" for variant in plan.variants)
             case "measuring":
-                return plan.timing is not None and plan.timing.probe is not None
+                return plan.timing is not None and bool(wire.coordinator.requests.synthetic.in_flight)
             case "ready":
                 return bool(plan.serving)
     return False

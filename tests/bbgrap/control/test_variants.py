@@ -45,9 +45,9 @@ def timed(timing, seconds, times=1_000):
     order, now = [], 0.0
     while (epoch := timing.next(now)) is not None and len(order) < times:
         order.append(epoch)
-        timing.begin(len(order), InFlightQueue(epoch, 1), now)
-        now += seconds(epoch, len(order))
-        timing.end(now)
+        took = seconds(epoch, len(order))
+        timing.took(epoch, took)
+        now += took
     return order
 
 
@@ -73,14 +73,10 @@ def test_slow_models_are_timed_at_least_once_after_a_warm_up():
     assert timing.medians() == {PLAN: 10.0, SINGLE: 10.0}
 
 
-def test_a_variant_that_is_lost_takes_its_probe_with_it():
+def test_a_variant_that_is_lost_is_not_timed():
     timing = Timing([PLAN, SINGLE], NOTHING, until=1.0)
-    queue = InFlightQueue(PLAN, 1)
-    timing.begin(1, queue, 0.0)
-    timing.forget(PLAN)
-    timing.end(1.0)
-    assert timing.probe is None
-    assert not queue.running
+    assert timing.forget(PLAN)
+    assert not timing.forget(PLAN)
     assert set(timed(timing, lambda epoch, number: 1.0)) == {SINGLE}
 
 

@@ -294,9 +294,7 @@ class Checks:
     def _leftovers(self, head: Head) -> list[str]:
         machine, faults = head.machine, list[str]()
         gone = any(outcome.gone for outcome in self.world.outcomes)
-        synthetic = machine.requests.synthetic
-        timings = [plan.timing for plan in machine.planning.plans.values() if plan.timing is not None]
-        wanted = {*machine.requests.open, *synthetic._proofs, *(t.probe.number for t in timings if t.probe is not None)}
+        wanted = {*machine.requests.open, *machine.requests.synthetic.in_flight}
         for name, agent in self.world.agents.items():
             # What ends something is not said again when it is lost: the next membership ends what it should have ended.
             released = {message.epoch for message in agent.from_head.lost if isinstance(message, m.Release)}

@@ -24,8 +24,7 @@ def state_faults(head: Head) -> list[str]:  # noqa: C901 - one branch per law
     running = [number for variant in variants for number in variant.queue.running]
     waiting = [number for plan in plans for number in plan.waiting]
     verifying = [requests.verifying.running] if requests.verifying.running else []
-    probes = [plan.timing.probe.number for plan in plans if plan.timing is not None and plan.timing.probe is not None]
-    if sorted(running + waiting) != sorted([*requests.open, *verifying, *probes, *requests.synthetic._proofs]):
+    if sorted(running + waiting) != sorted([*requests.open, *verifying, *requests.synthetic.in_flight]):
         faults.append(f"open {sorted(requests.open)}, but running {running} and waiting {waiting}")
     if len(requests.table.by_caller) != len(requests.open):
         faults.append("by_caller and open differ")
@@ -94,7 +93,11 @@ def state_faults(head: Head) -> list[str]:  # noqa: C901 - one branch per law
     if requests.synthetic.has_turn and not any(plan.timing is not None for plan in plans):
         faults.append("synthetic requests have the turn, but nothing is timed")
     holder = requests.synthetic._holder
-    if holder is not None and holder.timing is not None and holder.timing.probe is None:
+    if (
+        holder is not None
+        and holder.timing is not None
+        and not any(run.timing is holder.timing for run in requests.synthetic.in_flight.values())
+    ):
         if requests.synthetic.is_busy:
             faults.append("requests wait for timing, which waits for another synthetic request")
         if not any(variant.takes_requests for variant in holder.variants):
