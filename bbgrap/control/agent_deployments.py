@@ -60,10 +60,9 @@ class AgentDeployments:
         self.by_epoch: dict[int, _Deployment] = {}
         self.has_worker = True
         self._doubtful = 0
-        self._new: deque[int] = deque()
-        """Epochs that no worker has heard of; it hears of the next one when it has looked for the weights of `_looked_at`."""
-        self._again: deque[int] = deque()
-        """Those that this worker has not heard of, but one before; they wait for the others."""
+        self._unheard: dict[int, bool] = {}
+        """Epochs that this worker has not heard of, and whether one before it had: these wait for the others. It hears of the next one when
+        it has looked for the weights of `_looked_at`."""
         self._looked_at = 0
         self._urgent: set[int] = set()
         """Epochs that somebody waits for, and that are not loaded."""
@@ -95,7 +94,7 @@ class AgentDeployments:
         # Answers of two loads of an epoch may change places: the worker begins when it has told of the last one.
         if not self.has_worker or deploy.epoch in self._late:
             return []
-        self._new.append(deploy.epoch)
+        self._unheard[deploy.epoch] = False
         return self._look_at_next(0)
 
     def load_next(self, epoch: int) -> list[AgentInstruction]:
@@ -104,15 +103,7 @@ class AgentDeployments:
         if deployment is None or deployment.tracker.state == "ready":
             return []
         self._urgent.add(epoch)
-        return [_check(deployment.deploy)] if self._leaves_queue(epoch) else []
-
-    def _leaves_queue(self, epoch: int) -> bool:
-        """Take an epoch out of those that the worker has not heard of; returns whether it was one."""
-        for queue in (self._new, self._again):
-            if epoch in queue:
-                queue.remove(epoch)
-                return True
-        return False
+        return [] if self._unheard.pop(epoch, None) is None else [_check(deployment.deploy)]
 
     def _is_late(self, epoch: int, *states: str) -> bool:
         """Whether an answer that has come is that to an offer that was released in one of these states."""
@@ -144,7 +135,7 @@ class AgentDeployments:
         state = deployment.tracker.state
         deployment.tracker.move(event)
         self._urgent.discard(epoch)
-        if self._leaves_queue(epoch):
+        if self._unheard.pop(epoch, None) is not None:
             return []
         if self.has_worker and event != "load failed" and state in {"offered", "loading"}:
             self._late.setdefault(epoch, state)
@@ -230,7 +221,7 @@ class AgentDeployments:
             epoch, age = deploy.epoch, deploy.epoch if deploy.is_whole else -deploy.epoch
             return epoch != self._doubtful, epoch not in self._urgent, not deploy.is_whole, age
 
-        self._again.extend(deploy.epoch for deploy in sorted((d.deploy for d in self.by_epoch.values()), key=order))
+        self._unheard |= {deploy.epoch: True for deploy in sorted((d.deploy for d in self.by_epoch.values()), key=order)}
         # What was on its way to the last worker may come to this one.
         late = [message for message in self._abandoned if message.epoch in self.by_epoch]
         return [*late, *self._look_at_next(self._looked_at)]
@@ -239,16 +230,15 @@ class AgentDeployments:
         """Go on with what waits for its turn if this epoch is what the worker was to look at: all loads before it have begun."""
         if epoch != self._looked_at:
             return []
-        queue = self._new or self._again
-        self._looked_at = queue.popleft() if queue else 0
+        self._looked_at = min(self._unheard, key=self._unheard.__getitem__, default=0)
+        self._unheard.pop(self._looked_at, None)
         return [_check(self.by_epoch[self._looked_at].deploy)] if self._looked_at else []
 
     def worker_lost(self, lost: WorkerLost) -> list[AgentInstruction]:
         """Wait for the next worker with everything but what ended this one while it was loaded."""
         self.has_worker = False
         self._late.clear()
-        self._new.clear()
-        self._again.clear()
+        self._unheard.clear()
         self._looked_at = 0
         in_doubt = lost.ended_by.guilty and lost.epoch > 0
         self._doubtful = lost.loading if in_doubt else 0
