@@ -24,9 +24,16 @@ from bbgrap_agent.executor import Executor
 from bbgrap_agent.speed_fitting import Check, rounded
 
 _PINGS = 30
+_FEWEST_PINGS = 5
+_PINGS_S = 1.0
+"""Fewer pings than `_PINGS` are enough where they take longer than that. Chosen."""
+_LEAST_BULK_BYTES = 16 << 10
 _BULK_BYTES = 1 << 20
 _BULKS = 4
+_BULK_S = 0.25
+"""An answer that takes so long, and three times as long as an empty one, is large enough to tell of the bandwidth. Chosen."""
 _PING_WAIT_S = 1.0
+_BULK_WAIT_S = 5.0
 _TRIES_S = (0.3, 0.5)
 """How long an answer may take, the first and the second time; a first question may come before a peer knows that it may answer."""
 _PATIENCE = 4.0
@@ -143,8 +150,11 @@ def measure_links(peers: Sequence[Peer], executor: Executor, check: Check) -> tu
     links = []
     for peer in peers:
         check()
-        links.append(measure_link(peer, executor))
-    return tuple(link for link in links if link is not None)
+        if (link := measure_link(peer, executor)) is not None:
+            links.append(link)
+        else:
+            _log.info("the link to '%s' is not measured: it gave no answer in time; plans take it for one of 1 Gbit/s", peer.name)
+    return tuple(links)
 
 
 def measure_link(peer: Peer, executor: Executor) -> LinkProfile | None:
@@ -155,17 +165,21 @@ def measure_link(peer: Peer, executor: Executor) -> LinkProfile | None:
     asked: list[int] = []
     executor.post(lambda: executor.begin_pings([peer]))
     try:
-        times = [_ping(executor, peer, 0, asked) for _ in range(_PINGS)]
-        bulk = [_ping(executor, peer, _BULK_BYTES, asked) for _ in range(_BULKS + 1)]
+        times = list[float]()
+        while len(times) < _FEWEST_PINGS or (len(times) < _PINGS and sum(times) < _PINGS_S):
+            times.append(_ping(executor, peer, 0, asked))
+        round_trip, size = statistics.median(times), _LEAST_BULK_BYTES
+        # The first one of a size finds pages that nobody has touched.
+        while _ping(executor, peer, size, asked) < max(_BULK_S, 3 * round_trip) and size < _BULK_BYTES:
+            size *= 4
+        took = statistics.median(_ping(executor, peer, size, asked) for _ in range(_BULKS))
     except TimeoutError:
         return None
     finally:
         executor.post(lambda: executor.end_pings([peer], asked))
-    round_trip = statistics.median(times)
-    took = statistics.median(bulk[1:])  # the first one finds pages that nobody has touched
     # A large answer takes no less than a small one: where the small ones took longer, the machine was busy meanwhile.
     seconds = max(took - min(round_trip, took) / 2, 1e-6)
-    return LinkProfile(peer.name, rounded(_BULK_BYTES / seconds), rounded(round_trip))
+    return LinkProfile(peer.name, rounded(size / seconds), rounded(round_trip))
 
 
 def _ping(executor: Executor, peer: Peer, size: int, asked: list[int]) -> float:
@@ -179,7 +193,7 @@ def _ping(executor: Executor, peer: Peer, size: int, asked: list[int]) -> float:
         asked.append(number)
         began = time.perf_counter()
         executor.post(partial(executor.send_ping, peer, number, size, pongs.put))
-        if _next(pongs, time.monotonic() + _PING_WAIT_S) is not None:
+        if _next(pongs, time.monotonic() + (_BULK_WAIT_S if size else _PING_WAIT_S)) is not None:
             return time.perf_counter() - began
     raise TimeoutError
 

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 import pytest
 from bbgrap_agent.executor import Executor
-from bbgrap_agent.link_measurement import AnsweredPeers, SilentPeers, measure_link, unreachable
+from bbgrap_agent.link_measurement import AnsweredPeers, SilentPeers, measure_link, measure_links, unreachable
 
 from bbgrap.protocol.data import Frame, Kind
 from bbgrap.protocol.messages import Peer
@@ -48,6 +48,33 @@ def test_small_answers_that_took_longer_than_large_ones_make_no_link_faster_than
         link = measure_link(Peer(1, "b", "inproc://b"), one)
     assert link.round_trip_s == pytest.approx(4e-3)
     assert link.bandwidth_bytes_per_s == pytest.approx((1 << 20) / 0.75e-3, rel=0.05)
+
+
+@pytest.mark.parametrize(("round_trip_s", "bytes_per_s"), [(2e-4, 125e6), (0.04, 6e6), (0.2, 12e6), (0.3, 250e3), (2e-3, 50e3)])
+def test_links_that_are_slow_or_far_are_measured_in_some_seconds(monkeypatch, round_trip_s, bytes_per_s):
+    """Of 1 MiB in a second, as each had to answer: links of 8 Mbit/s or of 200 ms were taken for one of 1 Gbit/s."""
+    took = []
+
+    def ping(executor, peer, size, asked):
+        took.append(round_trip_s + size / bytes_per_s)
+        return took[-1]
+
+    monkeypatch.setattr("bbgrap_agent.link_measurement._ping", ping)
+    with running(InprocNetwork()) as one:
+        link = measure_link(Peer(1, "b", "inproc://b"), one)
+    assert sum(took) < 12
+    assert max(took) < 2
+    assert link.round_trip_s == pytest.approx(round_trip_s, rel=0.05)
+    predicted, true = (100_000 / rate + round_trip_s / 2 for rate in (link.bandwidth_bytes_per_s, bytes_per_s))
+    assert 0.95 * true < predicted < 1.6 * true
+
+
+def test_who_is_not_measured_is_named(caplog, monkeypatch):
+    """Plans were made as over 1 Gbit/s, and nobody was told."""
+    monkeypatch.setattr("bbgrap_agent.link_measurement._PING_WAIT_S", 0.05)
+    with caplog.at_level("INFO"), running(InprocNetwork()) as one:
+        assert measure_links([Peer(1, "b", "inproc://b")], one, lambda: None) == ()
+    assert "the link to 'b' is not measured" in caplog.text
 
 
 def peer_of(device, executor):
