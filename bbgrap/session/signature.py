@@ -125,6 +125,7 @@ class Signature:
             raise TypeError(f"output_names: expected a list of names or None, got '{names}'")
         if not names:
             return list(range(len(self.outputs)))
+        names = list(names)  # a generator is read only once
         places = {arg.name: place for place, arg in enumerate(self.outputs)}
         for name in names:
             if name not in places:
@@ -194,9 +195,11 @@ def _fits(arg: NodeArg, shape: Sequence[int]) -> bool:
 
 def _checked(arg: NodeArg, value: Any, sizes: dict[str, int]) -> Array:  # noqa: ANN401 - whatever numpy makes an array of
     expected = arg.dtype.numpy
+    if value is None:  # of which numpy makes a NaN
+        raise InputError(f"input '{arg.name}': expected {arg.declared}, got None")
     # Lists have no element type of their own: they get the declared one, as in onnxruntime.
     array: Array = np.asarray(value) if isinstance(value, np.ndarray | np.generic) else _of_list(arg, value)
-    if array.dtype.newbyteorder("=") == expected and not array.dtype.isnative:
+    if not array.dtype.isnative and array.dtype.newbyteorder("=") == expected:
         array = array.astype(expected)
     if array.dtype != expected and not (arg.dtype is DType.STRING and array.dtype.kind in "OUST"):
         kind = "object" if arg.dtype is DType.STRING else f"np.{expected}"

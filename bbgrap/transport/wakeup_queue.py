@@ -70,7 +70,12 @@ class _Pipe:
         # Their numbers are soon somebody else's, and another thread may still put something in.
         ends, self._write, self._read = (self._write, self._read), -1, -1
         for end in ends:
-            os.close(end)
+            if end >= 0:
+                os.close(end)
+
+    def __del__(self) -> None:
+        """End with whoever has forgotten it without closing it, as sockets do: numbers of descriptors have no owner that would."""
+        self.close()
 
 
 class _Sockets:

@@ -65,6 +65,26 @@ def test_lists_become_arrays():
     assert array.dtype == np.int64
 
 
+def test_nothing_is_no_number():
+    with pytest.raises(InputError, match=r"^input 'x': expected float\[\], got None$"):
+        signature(("x", DType.FLOAT, ())).check_feed({"x": None})  # numpy makes a NaN of it
+
+
+@pytest.mark.skipif(not hasattr(np.dtypes, "StringDType"), reason="this numpy has no texts of any length")
+def test_numpys_texts_of_any_length_are_texts():
+    texts = np.array(["a", "longer"], np.dtypes.StringDType())
+    (array,) = signature(("s", DType.STRING, ("N",))).check_feed({"s": texts})
+    assert array.tolist() == ["a", "longer"]
+    with pytest.raises(InputError, match=r"expected float\[2\], got StringDType\(\)\[2\]"):
+        signature(("x", DType.FLOAT, (2,))).check_feed({"x": texts})
+
+
+def test_names_of_outputs_may_be_read_only_once():
+    model = signature(IMAGE)
+    model = Signature(model.inputs, (NodeArg("y", DType.FLOAT, [], True), NodeArg("z", DType.FLOAT, [], True)))
+    assert model.choose_outputs(name for name in ("z", "y", "z")) == [1, 0, 1]
+
+
 @pytest.mark.parametrize(
     ("feed", "message"),
     [

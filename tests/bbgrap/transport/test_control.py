@@ -1,4 +1,6 @@
+import gc
 import os
+import select
 import socket
 import tempfile
 import threading
@@ -250,3 +252,17 @@ def test_a_wakeup_queue_keeps_the_order_and_wakes():
     with tempfile.TemporaryFile() as one, tempfile.TemporaryFile() as other:  # one of them may have the number of what was closed
         wakeups.put(8)
         assert not any(os.fstat(file.fileno()).st_size for file in (one, other))
+
+
+@pytest.mark.skipif(not hasattr(select, "poll"), reason="sockets end by themselves")
+def test_a_wakeup_queue_that_was_forgotten_keeps_no_descriptors():
+    """As with a program that makes a connection for each of its requests, and closes none: it had no descriptors left."""
+    wakeups = WakeupQueue[int]()
+    watched = os.dup(wakeups.fileno())  # its other end is gone when nothing is left to read
+    os.set_blocking(watched, False)
+    with pytest.raises(BlockingIOError):
+        os.read(watched, 1)
+    del wakeups
+    gc.collect()
+    assert os.read(watched, 1) == b""
+    os.close(watched)
