@@ -87,8 +87,8 @@ class Repository:
             except (BbgrapError, OSError) as error:
                 stays = name in self.models
                 if not stays:
-                    self._put(name, None, str(error))
-                said = f"model '{name}': {error}{'; it is served as it was loaded before' if stays else ''}"
+                    self._put(name, None, _text(str(error)))
+                said = f"model '{name}': {_text(str(error))}{'; it is served as it was loaded before' if stays else ''}"
                 raise RefusedError(Refusal.MALFORMED, said) from error
             self._put(name, model, "")
 
@@ -158,13 +158,18 @@ class Repository:
 def _entries(path: Path) -> list[RepositoryEntry]:
     try:
         if path.suffix == ".onnx" and path.is_file():
-            return [RepositoryEntry(path.stem, "1", path)]
+            return [RepositoryEntry(_text(path.stem), "1", path)]
         inside = path.iterdir() if path.is_dir() else ()
         numbers = [int(inner.name) for inner in inside if _is_version(inner.name) and (inner / "model.onnx").is_file()]
     except OSError as error:  # as of a volume's lost+found; opened as a model it says so, to who starts the server or asks for it
-        return [RepositoryEntry(path.name.removesuffix(".onnx"), "1", Path(error.filename))]
+        return [RepositoryEntry(_text(path.name.removesuffix(".onnx")), "1", Path(error.filename))]
     latest = str(max(numbers, default=0))
-    return [RepositoryEntry(path.name, latest, path / latest / "model.onnx")] if numbers else []
+    return [RepositoryEntry(_text(path.name), latest, path / latest / "model.onnx")] if numbers else []
+
+
+def _text(text: str) -> str:
+    """Return what is shown of a name that is no UTF-8: answers could not carry it, and with it none of the listing."""
+    return text.encode("utf-8", "replace").decode()
 
 
 def _is_version(name: str) -> bool:

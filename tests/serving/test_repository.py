@@ -1,12 +1,15 @@
 """A folder of models: listed, loaded and unloaded by clients, who never name a path."""
 
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from google.protobuf import json_format
 
 from bbgrap.errors import AccessError, ModelError
 from bbgrap.graph.onnx_read import read_model
+from bbgrap.serving import grpc_schema
 from bbgrap.serving.refusals import Refusal, RefusedError
 from bbgrap.serving.repository import Repository
 from tests.serving.clients import Grpc
@@ -34,6 +37,29 @@ def test_what_may_not_be_looked_into_keeps_nothing_else_from_being_served(tmp_pa
     repository = Repository({}, tmp_path, lambda entry: read_model(entry.path))
     assert repository.load_all().keys() == {name.removesuffix(".onnx")}
     assert repository.models.keys() == {"rows"}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems' names are texts")
+def test_a_file_whose_name_is_no_text_keeps_nothing_out_of_the_listing(tmp_path):
+    """As one written by a system with Latin-1: no message of gRPC took the listing, and JSON had what is no letter."""
+    write_rows(tmp_path / "rows.onnx")
+    content = (tmp_path / "rows.onnx").read_bytes()
+    for odd in (tmp_path / "gr\udcfcn.onnx", tmp_path / "blau\udce9" / "1" / "model.onnx"):  # how Python writes single bytes
+        odd.parent.mkdir(parents=True, exist_ok=True)
+        odd.write_bytes(content)
+
+    def load(entry):
+        read_model(entry.path)
+        return SimpleNamespace(version=entry.version)
+
+    repository = Repository({}, tmp_path, load)
+    assert repository.load_all().keys() == {"gr?n", "blau?"}
+    message = json_format.ParseDict({"models": repository.index()}, grpc_schema.message("RepositoryIndexResponse")())
+    assert [model.state for model in message.models] == ["UNAVAILABLE", "UNAVAILABLE", "READY"]
+    assert "is no text in UTF-8" in message.models[0].reason
+    with pytest.raises(RefusedError, match="is no text in UTF-8") as refused:
+        repository.load("gr?n")
+    refused.value.reason.encode()
 
 
 def test_that_models_may_not_be_brought_is_no_fault_of_a_model():
