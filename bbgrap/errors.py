@@ -16,6 +16,10 @@ class ModelError(BbgrapError):
     """The model file cannot be read, is rejected by the ONNX checker, or has no meaning for its inputs."""
 
 
+class ModelChangedError(ModelError):
+    """A model's file is not the one any more that it was when it was read, and a coordinator lacks it."""
+
+
 class InputError(BbgrapError):
     """A tensor given by the user does not fit the model's input: name, dtype or shape."""
 

@@ -16,8 +16,9 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Generic, TypeVar
+from weakref import WeakSet
 
-from bbgrap.errors import BbgrapError
+from bbgrap.errors import BbgrapError, ModelChangedError
 from bbgrap.graph.types import Array
 from bbgrap.own_process import give_back_freed
 from bbgrap.protocol.client_messages import ListNodes, Nodes
@@ -110,6 +111,7 @@ class Gateway:
         self._loader = ThreadPoolExecutor(1, "bbgrap-serve-load")
         self._watcher = ThreadPoolExecutor(1, "bbgrap-serve-watch")
         self._batchers: dict[ServedModel, Batcher] = {}
+        self._changed: WeakSet[ServedModel] = WeakSet()
 
     # --- whether it serves ------------------------------------------------------------------------------------------------------------
 
@@ -296,6 +298,13 @@ class Gateway:
             return RefusedError(Refusal.DEADLINE, f"model '{model.name}': its deadline of {deadline_s:g} s passed")
         if isinstance(error, StoppedError):
             return RefusedError(Refusal.UNAVAILABLE, self._away or "the server is stopping")
+        if isinstance(error, ModelChangedError):
+            why = "the cluster has lost it, and its file is another one or gone"
+            reason = f"model '{model.name}' must be loaded again, which any client may ask for: {why}"
+            if model not in self._changed:
+                self._changed.add(model)
+                _log.error("%s: %s", reason, error)
+            return RefusedError(Refusal.UNAVAILABLE, reason)
         return refusal_of(error)
 
     def _at_once(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from enum import Enum
 
-from bbgrap.errors import AccessError, BbgrapError, ClusterUnavailableError, InputError, StateLostError, UsageError
+from bbgrap.errors import AccessError, BbgrapError, ClusterUnavailableError, InputError, ModelChangedError, StateLostError, UsageError
 from bbgrap.session.stops import StoppedError
 
 _log = logging.getLogger("bbgrap.serving")
@@ -57,7 +57,7 @@ def refusal_of(error: Exception) -> RefusedError:
             kind = Refusal.MALFORMED
         case StateLostError():
             kind = Refusal.LOST
-        case ClusterUnavailableError() | AccessError():
+        case ClusterUnavailableError() | AccessError() | ModelChangedError():
             kind = Refusal.UNAVAILABLE
         case BbgrapError():
             kind = Refusal.FAILED

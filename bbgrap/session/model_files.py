@@ -10,7 +10,7 @@ from io import BufferedReader
 from pathlib import Path
 
 from bbgrap.control.uploads import offer_digest
-from bbgrap.errors import ModelError
+from bbgrap.errors import ModelChangedError, ModelError
 from bbgrap.protocol.client_messages import BRINGING, ModelChunk, ModelFile, ModelMissing, ModelStored, OfferModel, Progress
 from bbgrap.protocol.limits import MAX_CHUNK_BYTES, MAX_FILE_NAME_BYTES, MAX_FOLDERS, is_inner_name
 from bbgrap.session.calls import OnProgress
@@ -51,7 +51,7 @@ class ModelFiles:
         `on_progress` hears of the bytes that are there, of those that were missing.
 
         Raises:
-            ModelError: if a file has gone or changed since the beginning.
+            ModelChangedError: if a file has gone or changed since the beginning.
             CallFailedError: if the coordinator does not take it.
             TimeoutError: if it takes longer than there is time.
         """
@@ -97,7 +97,9 @@ class ModelFiles:
         stream.seek(offset)
         content = stream.read(min(MAX_CHUNK_BYTES, file.size - offset))
         if not content and file.size:
-            raise ModelError(f"model: '{self._path_of(file.name)}' had {file.size} bytes, now {offset}; it changed while it was sent")
+            raise ModelChangedError(
+                f"model: '{self._path_of(file.name)}' had {file.size} bytes, now {offset}; it changed while it was sent"
+            )
         return ModelChunk(number, file.digest, offset, (content,))
 
     def _describe(self, name: str) -> ModelFile:
@@ -110,13 +112,13 @@ class ModelFiles:
         try:
             stream = path.open("rb")
         except OSError as error:
-            raise ModelError(
+            raise ModelChangedError(
                 f"model: '{path}' cannot be read any more: {error.strerror}; it is read when a coordinator lacks it"
             ) from error
         version = _version(os.fstat(stream.fileno()))
         if version != self._seen[name] and not self._is_known(name, stream):
             stream.close()
-            raise ModelError(f"model: '{path}' has changed since this session was made of it; make another one")
+            raise ModelChangedError(f"model: '{path}' has changed since this session was made of it; make another one")
         self._seen[name] = version
         return stream
 

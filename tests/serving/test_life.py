@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -211,3 +212,32 @@ def test_while_the_coordinator_is_away_requests_are_sent_elsewhere(models, tmp_p
         assert http.run("rows", X)["y"].shape == (2, 4)
         said = server.log.read_text()
         assert 0 < said.index("requests are refused: ") < said.index("requests are taken again")
+
+
+def test_a_model_whose_file_changed_and_that_the_cluster_has_lost_is_to_be_loaded_again(tmp_path):
+    """As after a deployment of new files, when the coordinator's machine is another one. Requests failed with 500, and no log said so."""
+    folder = tmp_path / "models"
+    write_rows(folder / "rows.onnx")
+    with (
+        known_cluster(1, tmp_path / "weights", pin=False) as own,
+        serving(own.address, folder, tmp_path / "log") as server,
+        server.http() as http,
+    ):
+        assert http.run("rows", X)["y"].shape == (2, 4)
+        own.kill("coordinator")
+        until(lambda: http.json("GET", "/v2/health/ready")[0] == 503)
+        for part in (own.logs / "state").iterdir():
+            if part.is_dir() and part.name != "keys":
+                shutil.rmtree(part)
+            elif part.is_file():
+                part.unlink()
+        (folder / "new").write_bytes((folder / "rows.onnx").read_bytes() + b"\x32\x03new")  # has another description
+        (folder / "new").replace(folder / "rows.onnx")
+        own.start_coordinator()
+        until(lambda: http.json("GET", "/v2/health/ready")[0] == 200)
+        until(lambda: b"model 'rows' must be loaded again" in infer(server, binary_body(X), "rows")[1])  # as soon as the agent is there
+        status, answer, _ = infer(server, binary_body(X), "rows")
+        assert (status, b"model 'rows' must be loaded again" in answer) == (503, True), answer
+        assert server.log.read_text().count("model 'rows' must be loaded again") == 1
+        assert http.json("POST", "/v2/repository/models/rows/load", {})[0] == 200
+        assert http.run("rows", X)["y"].shape == (2, 4)
