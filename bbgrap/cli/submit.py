@@ -136,4 +136,5 @@ def _summary(array: Array) -> tuple[object, object, object]:
     array = array.astype(np.float32) if array.dtype.kind == "V" else array
     if array.dtype.kind not in "fiub" or not array.size:
         return (None, None, None)
-    return (float(array.min()), float(array.mean()), float(array.max()))
+    with np.errstate(invalid="ignore", over="ignore"):  # of infinities there is no mean, which is said as nan
+        return (float(array.min()), float(array.mean()), float(array.max()))

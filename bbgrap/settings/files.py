@@ -110,8 +110,7 @@ def _check_owner(path: Path) -> None:
 
 def _read(path: Path, *, is_project: bool = False) -> SettingsFile:
     try:
-        with path.open("rb") as file:
-            tables = tomllib.load(file)
+        tables = tomllib.loads(path.read_text("utf-8-sig"))  # editors of Windows begin with a mark
     except OSError as error:
         raise UsageError(f"settings file '{path}': {error.strerror or error}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:

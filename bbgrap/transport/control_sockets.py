@@ -77,12 +77,12 @@ def is_ipv6(address: str) -> bool:
 
 
 def check_address(address: str) -> str:
-    """Return `tcp://HOST:PORT`; the scheme and the port may be left out.
+    """Return `tcp://HOST:PORT`; the scheme and the port may be left out, and space around it is none of it.
 
     Raises:
         UsageError: if the address is none.
     """
-    place = address.removeprefix("tcp://")
+    place = address.strip().removeprefix("tcp://")  # a file of variables that Windows has written ends lines with a return
     host, colon, port = place.rpartition(":")
     if not colon or place.endswith("]"):
         host, port = place, str(DEFAULT_PORT)

@@ -68,7 +68,7 @@ class Credentials:
             )
         source = f"token file '{file}'"
         try:
-            text = file.read_text()
+            text = file.read_text("utf-8-sig")  # editors of Windows begin with a mark
         except (OSError, UnicodeDecodeError) as error:
             raise AccessError(f"{source}: it cannot be read: {getattr(error, 'strerror', None) or error}") from None
         return ClientLock.of(Token.parse(text, source), source)

@@ -7,9 +7,11 @@ import re
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
 from bbgrap.cli.output import print_json, print_result, print_sentences, print_table, report_error, say, step
+from bbgrap.cli.submit import _summary
 
 
 def test_steps_where_lines_cannot_be_rewritten(capsys):
@@ -105,3 +107,9 @@ def test_json_keeps_text_readable(capsys):
     text = capsys.readouterr().out
     assert json.loads(text) == {"name": "süß"}
     assert "süß" in text
+
+
+def test_of_infinities_there_is_no_mean_and_no_warning(recwarn):
+    _, mean, largest = _summary(np.array([np.inf, -np.inf], np.float32))
+    assert (str(mean), largest) == ("nan", np.inf)
+    assert not recwarn.list

@@ -68,6 +68,11 @@ def test_a_slip_in_a_projects_file_is_told_what_it_should_be(places):
         read_files()
 
 
+def test_a_file_of_an_editor_of_windows_is_toml(places):
+    places[0].write_bytes(b"\xef\xbb\xbf[bbgrap]\r\nseed = 1\r\n")
+    assert read_files()[0][0].tables == {"bbgrap": {"seed": 1}}
+
+
 @pytest.mark.parametrize("content", [b"[bbgrap", b"\xff\xfe", b"a = 1\na = 2"])
 def test_a_file_that_is_no_toml(places, content):
     places[0].write_bytes(content)

@@ -192,6 +192,7 @@ def test_a_taken_port_is_a_readable_error(context):
         ("tcp://head:1", "tcp://head:1"),
         ("tcp://[::1]:5", "tcp://[::1]:5"),
         ("[::1]", "tcp://[::1]:7070"),
+        ("tcp://head:1\r", "tcp://head:1"),
     ],
 )
 def test_addresses(given, meant):

@@ -67,6 +67,12 @@ def test_a_file_is_read_at_every_connection(tmp_path):
         access.lock(THERE)
 
 
+def test_a_file_of_an_editor_of_windows_is_a_token(tmp_path):
+    token, path = text(tmp_path, "a")
+    path.write_bytes(b"\xef\xbb\xbf" + token.text.encode() + b"\r\n")
+    assert Credentials("", path).lock(THERE).own.secret == token.secret
+
+
 def test_without_any_one_is_told_how_to_get_one():
     for address in (HERE, THERE):
         with pytest.raises(AccessError, match=r"give --token-file FILE, or set BBGRAP_TOKEN.*--role agent.*start it first"):
