@@ -64,6 +64,7 @@ def main(prepare: Prepare = prepare_graph) -> None:
         while True:
             channel.send_bytes(_reply(task, maker).to_bytes())
             task = channel.recv()
+    _leave()  # whichever of the two has seen the coordinator's end first
 
 
 def _leave() -> None:

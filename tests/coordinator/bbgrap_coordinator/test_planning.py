@@ -324,7 +324,9 @@ def test_they_end_when_they_are_closed_whatever_they_do(tmp_path):
     assert desk.answers.empty()
 
 
-def test_one_whose_coordinator_is_killed_leaves_no_files(tmp_path):
+@pytest.mark.parametrize("first", ["stdin", "channel"])
+def test_one_whose_coordinator_is_killed_leaves_no_files(tmp_path, first):
+    """Both end with a coordinator; which of them is seen first is chance."""
     model, folder = tmp_path / "models" / "tiny" / "model.onnx", tmp_path / "plans" / "1"
     for path in (model.parent, folder):
         path.mkdir(parents=True)
@@ -335,7 +337,7 @@ def test_one_whose_coordinator_is_killed_leaves_no_files(tmp_path):
         scratch = Path(child.scratch.name)
         (scratch / "folder").mkdir()
         (scratch / "folder" / "weights").write_bytes(bytes(1000))
-        child.process.stdin.close()  # as the system does when a coordinator dies
+        (child.channel if first == "channel" else child.process.stdin).close()  # as the system does when a coordinator dies
         child.process.wait(WAIT_S)
         assert not list(scratch.glob("*"))
     finally:
