@@ -208,7 +208,8 @@ class PlanningQueue:
     def _reply(self, job: PlanningJob, task: Task, places: Sequence[Path]) -> PlannerReply:
         found = tuple(place.stat().st_ino for place in places)
         with self._lock:
-            if self._folders and found != self._folders and self._running is job:
+            has_lost = self._child is not None and not Path(self._child.scratch.name).is_dir()  # to who tidies up what is old in /tmp
+            if (has_lost or (self._folders and found != self._folders)) and self._running is job:
                 self._kill()  # what was removed and made anew it may not open
         self._renew()
         with self._lock:

@@ -251,6 +251,17 @@ def test_folders_that_were_removed_and_made_anew_are_where_it_works(tmp_path):
         assert planners.standbys.pid == pid
 
 
+@pytest.mark.parametrize("kind", ["plans", "standbys"])
+def test_one_whose_own_folder_was_removed_is_replaced(desk, kind):
+    """As by who tidies up what is old in /tmp: no model was planned after that until the coordinator was started anew."""
+    ask = desk.plan if kind == "plans" else desk.standby
+    ask(1)
+    assert isinstance(desk.answer(), Planned)
+    shutil.rmtree(getattr(desk.planners, kind)._child.scratch.name)
+    ask(2)
+    assert isinstance(desk.answer(), Planned)
+
+
 def test_one_that_somebody_has_stopped_is_ended_and_its_job_done_by_another(desk, caplog):
     """A new model failed at its deadline, a minute later with a longer one."""
     desk.standby(1)
