@@ -2,6 +2,9 @@
 
 import errno
 import os
+import shutil
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
@@ -10,6 +13,10 @@ import pytest
 from bbgrap.errors import UsageError
 from bbgrap.session import InferenceSession
 from bbgrap.session.temporary import folder_of
+from tests.waiting import until
+
+if sys.platform != "win32":
+    import fcntl
 
 
 class Owner:
@@ -22,6 +29,32 @@ def test_a_folder_ends_with_its_owner():
     (folder / "file").write_bytes(b"content")
     del owner
     assert not folder.exists()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="systems tidy up in other ways")
+def test_a_folder_is_locked_for_who_tidies_up_as_long_as_it_is_there():
+    """After ten days of quiet a cluster of a program's own had lost its token and its models."""
+    owner = Owner()
+    folder = folder_of(owner, "bbgrap-test-")
+    descriptor = os.open(folder, os.O_RDONLY)  # as systemd's tmpfiles look
+    with pytest.raises(BlockingIOError):
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    del owner
+    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    os.close(descriptor)
+
+
+@pytest.mark.skipif(shutil.which("systemd-tmpfiles") is None, reason="systemd is not here")
+def test_tmpfiles_of_systemd_leave_a_folder_that_is_in_use_alone(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
+    (tmp_path / "tmp" / "old").mkdir(parents=True)
+    owner = Owner()
+    (folder := folder_of(owner, "bbgrap-test-")).joinpath("file").touch()
+    (tmp_path / "rules").write_text(f"d {tmp_path / 'tmp'} 0755 - - 1us\n")
+    until(
+        lambda: subprocess.run(["systemd-tmpfiles", "--clean", tmp_path / "rules"], check=True) and not (tmp_path / "tmp" / "old").exists()
+    )
+    assert (folder / "file").exists()
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="processes fork on Unix")
