@@ -230,7 +230,8 @@ class ConnectionThread:
             self._memory = np.empty(length, np.uint8).data
         body = self._memory[:length]
         have = min(len(read), length)
-        body[:have] = read[:have]
+        if have:  # without a body there may be no memory yet, and what is none is read-only
+            body[:have] = read[:have]
         if have < length:
             self._socket.settimeout(BODY_S)
             place.await_body(self._read_no_more)

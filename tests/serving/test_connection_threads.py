@@ -107,6 +107,19 @@ def test_requests_of_all_kinds_take_turns_on_one_connection(served):
 
 
 @pytest.mark.cluster
+def test_a_request_without_a_body_is_answered_as_the_first_one_and_after_a_failure(served):
+    """Its connection ended, with a traceback in the log and no answer."""
+    head = "POST /v2/models/rows/infer HTTP/1.1\r\nHost: localhost\r\nContent-Length: {}\r\n\r\n"
+    with connection_to(served) as (connection, stream):
+        for body in (b"", b"{}", b""):
+            connection.sendall(head.format(len(body)).encode() + body)
+            status, _, said = answer(stream)
+            assert (status, "error" in json.loads(said)) == (400, True)
+        connection.sendall(infer(2))
+        assert rows_of(answer(stream)) == 2
+
+
+@pytest.mark.cluster
 def test_requests_behind_each_other_are_answered_in_order(served):
     order = [2, 5, ROWS, 0, 7, 0, 0, 3]
     with connection_to(served) as (connection, stream):
