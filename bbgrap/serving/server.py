@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import signal
 import socket
@@ -208,7 +209,9 @@ def listen(option: str, address: str) -> HttpListener:
         return listening
     except OSError as error:
         listening.close()
-        raise UsageError(f"{option} {address}: {error.strerror or error}; another port is chosen with {option} {host}:PORT") from None
+        other_port = f"another port is chosen with {option} {address.rpartition(':')[0]}:PORT"
+        advice = other_port if error.errno in (errno.EADDRINUSE, errno.EACCES) else "give an address or a name of this machine"
+        raise UsageError(f"{option} {address}: {error.strerror or error}; {advice}") from None
 
 
 def url_of(listening: socket.socket) -> str:

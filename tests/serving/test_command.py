@@ -27,6 +27,7 @@ def said(*words):
         (["a/b={rows}"], "expected a name without '/'"),
         (["{rows}", "--http", "8000"], "--http: expected HOST:PORT, like 127.0.0.1:8000, got '8000'"),
         (["{rows}", "--http", "127.0.0.1:{taken}"], "another port is chosen with --http 127.0.0.1:PORT"),
+        (["{rows}", "--http", "192.0.2.1:8000"], "give an address or a name of this machine"),
         (["{rows}", *PLACE, "--grpc", "127.0.0.1"], "--grpc: expected HOST:PORT, like 127.0.0.1:8000, got '127.0.0.1'"),
         (["{rows}", *PLACE], "which cluster?"),
         (["{rows}", "--state", "rows=x"], "state 'x': expected auto, or INPUT:OUTPUT,..."),
