@@ -29,7 +29,7 @@ from bbgrap.serving.http import BODY_S, JSON_LENGTH, encoded, refused
 from bbgrap.serving.http_bodies import accepted_encoding, json_length_of, parse_infer
 from bbgrap.serving.model import ServedModel
 from bbgrap.serving.refusals import Refusal, RefusedError, refusal_of
-from bbgrap.serving.request_head import END, MOST_BYTES, RequestHead, may_be_inference, plain_head
+from bbgrap.serving.request_head import END, MOST_BYTES, RequestHead, may_be_inference, plain_head, without_offer
 from bbgrap.serving.request_places import RequestPlace
 from bbgrap.transport.data import rest_of
 
@@ -143,13 +143,12 @@ class ConnectionThread:
     def _answer_all(self, read: bytes) -> bytes:
         """Return what was read and is not for this thread."""
         while True:
-            place = read.find(END)
-            while place < 0:
+            while END not in read:
                 if len(read) > MOST_BYTES or not may_be_inference(read):
                     return read
                 read += self._more_of_head()
-                place = read.find(END)
-            text = read[: place + len(END)]
+            read = without_offer(read)
+            text = read[: read.find(END) + len(END)]
             head = self._head(text)
             model = None if head is None else self._model(head)
             if head is None or model is None:

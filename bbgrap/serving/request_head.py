@@ -19,6 +19,7 @@ _BEGIN = b"POST /v2/models/"
 _INFER = re.compile(rb"/v2/models/([^/?#%]+)(?:/versions/([^/?#%]+))?/infer")
 _NOT_PLAIN = frozenset({b"transfer-encoding", b"content-encoding", b"expect", b"upgrade", b"trailer"})
 """Headers that change how a body comes, or what becomes of the connection."""
+_OFFER = re.compile(rb"\r\nupgrade[ \t]*:[^\r\n]*(?=\r\n[^ \t])", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +33,18 @@ class RequestHead:
     """In order; names are lower-case."""
     by_name: Mapping[str, str]
     """The first of each name."""
+
+
+def without_offer(begun: bytes) -> bytes:
+    """Return what a request begins with, without its offer to go on in another protocol.
+
+    None is spoken here, and who offers one wants an answer, too: Java's client does so with HTTP/2, unless it is told not to. The parser
+    would take the body for the beginning of that protocol. A head that is not whole stays as it is.
+    """
+    end = begun.find(END, 0, MOST_BYTES)
+    head = begun[: end + len(END)] if end >= 0 else b""
+    kept, offers = _OFFER.subn(b"", head)
+    return kept + begun[len(head) :] if offers else begun
 
 
 def may_be_inference(begun: BodyBytes) -> bool:

@@ -26,6 +26,7 @@ from bbgrap.serving.gateway import Gateway, ended
 from bbgrap.serving.host_check import HostCheck
 from bbgrap.serving.http import make_app
 from bbgrap.serving.listening import HttpListener
+from bbgrap.serving.request_head import without_offer
 from bbgrap.session.stops import StoppedError
 
 _GRACE_S = 30.0
@@ -130,6 +131,8 @@ class _Protocol(HttpToolsProtocol):
         """Give the connection to a thread, or take what it has left."""
         if self in self._spoken:
             self._spoken.move_to_end(self)
+        if self._is_between:
+            data = without_offer(data)
         is_answered = getattr(self.cycle, "response_complete", True)  # there is none before the first request
         if self._is_for_threads and self._is_between and is_answered:
             self._thread = self._threads.begin(self.transport, data, lambda: self.server_state.default_headers, self._take_back)
@@ -146,7 +149,7 @@ class _Protocol(HttpToolsProtocol):
         elif not self.transport.is_closing():
             self._is_for_threads = thread.answered > 0
             self.flow.resume_reading()
-            super().data_received(unanswered)
+            super().data_received(without_offer(unanswered))
             if thread.is_ending:
                 super().shutdown()
 

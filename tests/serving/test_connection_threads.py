@@ -11,7 +11,7 @@ import numpy as np
 import psutil
 import pytest
 
-from bbgrap.serving.request_head import plain_head
+from bbgrap.serving.request_head import plain_head, without_offer
 from tests.serving.clients import JSON_LENGTH, binary_body
 from tests.serving.conftest import serving
 from tests.waiting import until
@@ -104,6 +104,37 @@ def test_requests_of_all_kinds_take_turns_on_one_connection(served):
         connection.sendall(infer(2, "Connection: close"))
         assert rows_of(answer(stream)) == 2
         assert stream.read() == b""
+
+
+OFFER = ("Connection: Upgrade, HTTP2-Settings", "Upgrade: h2c", "HTTP2-Settings: AAEAAEAAAAIAAAABAAMAAABkAAQBAAAAAAUAAEAA")
+"""What Java's client says with each request, unless it is told to speak HTTP/1.1."""
+
+
+@pytest.mark.parametrize("name", ["Upgrade", "UPGRADE", "upgrade "])
+def test_an_offer_of_another_protocol_is_taken_out_of_a_head_and_of_nothing_else(name):
+    body = b"Upgrade: h2c\r\n\r\nUpgrade: h2c\r\n\r\n"
+    offered = head_of(f"{name}: h2c", "X-Upgrade: 1", f"{name}:h2c")
+    assert without_offer(offered + body) == head_of("X-Upgrade: 1") + body
+    for begun in (head_of("X-Upgrade: 1") + body, offered[:-1], head_of(f"{name}: h2c", " more", "X: 1"), b""):
+        assert without_offer(begun) == begun
+
+
+@pytest.mark.cluster
+def test_who_offers_to_go_on_in_http_2_is_answered_in_http_1(served):
+    """The body was taken for the beginning of HTTP/2, and the inputs were not there."""
+    load = "\r\n".join(["POST /v2/repository/models/rows/load HTTP/1.1", "Host: localhost", *OFFER, "Content-Length: 17", "", ""])
+    with connection_to(served) as (connection, stream):
+        for _ in range(2):
+            for asked in (infer(2, *OFFER), infer(2, *OFFER, "Expect: 100-continue"), infer(2, "Expect: 100-continue", *OFFER)):
+                connection.sendall(asked)
+                if b"Expect" in asked:
+                    assert stream.readline().split()[1] == b"100"
+                    assert stream.readline() == b"\r\n"
+                assert rows_of(answer(stream)) == 2
+            connection.sendall(load.encode())
+            time.sleep(0.05)  # what is there when it is sent would be taken with the head
+            connection.sendall(b'{"parameters":{}}')
+            assert answer(stream)[0] == 200
 
 
 @pytest.mark.cluster
