@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -146,3 +147,17 @@ def test_an_agent_whose_host_gets_another_address_takes_part_again(keys: Path, t
     # What is planned anew needs them both; what was known already may go on where it was.
     assert "over a, b" in submit(first, keys, "layerwise")
     assert "10.77.0.3" in run(first, keys, "nodes", "--json").stdout
+
+
+def test_an_agent_behind_a_link_that_stalls_is_not_lost_again_and_again(keys: Path, tmp_path: Path) -> None:
+    """As radio links do: it was lost and let in each time, so that it was never measured and no plan was ever made."""
+    submit("bbgrap-a", keys)
+    drop = ("-t", "raw", "{}", "PREROUTING", "-i", "eth0", "-j", "DROP")
+    for _ in range(5):
+        for what, seconds in (("-A", 0.8), ("-D", 2.5)):
+            words = [word.format(what) for word in drop]
+            subprocess.run(["ip", "netns", "exec", "bbgrap-b", "iptables", *words], check=True)
+            time.sleep(seconds)
+    await_(lambda: run("bbgrap-a", keys, "nodes", "--json").stdout.count('"alive"') == len(HOSTS), tmp_path)
+    assert 1 <= (tmp_path / "coordinator.log").read_text().count("agent 'b' was lost; ") <= 2
+    submit("bbgrap-a", keys)
