@@ -98,17 +98,18 @@ def typed_graph(model: OnnxModel, *, hides_sizes: bool = False, known: Mapping[s
 
 def plain_slopes(graph: Graph) -> Graph:
     """Spell out every `PRelu` whose slope has the higher rank: in a segment, inference would contradict what onnxruntime makes of it."""
-    writer = Rewriter(graph)
-    for node in graph.nodes:
+
+    def write(writer: Rewriter, node: Node) -> bool:
         if node.op != "PRelu" or not _is_doubted(graph, node) or any(graph.types[name].shape is None for name in node.inputs):
-            writer.nodes.append(node)
-            continue
+            return False
         (x, slope), (y,) = node.inputs, node.outputs
         zero = writer.constant(f"{node.name}.zero", np.zeros((), graph.types[x].dtype.numpy))
         scaled = writer.made(f"{node.name}.scaled", "Mul", (x, slope))
         negative = writer.made(f"{node.name}.negative", "Less", (x, zero), dtype=DType.BOOL)
         writer.nodes.append(Node(node.name, "Where", (negative, scaled, x), (y,)))
-    return writer.graph()
+        return True
+
+    return Rewriter(graph).run(write)
 
 
 def _first_wrong(graph: Graph, seen: Mapping[str, TensorType], shapes: _Shapes) -> dict[str, TensorType]:

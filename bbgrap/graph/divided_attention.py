@@ -15,9 +15,9 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass, replace
+from itertools import accumulate
 
-from bbgrap.graph.lower import split_to_slices, trimmed
-from bbgrap.graph.rewriting import Rewriter
+from bbgrap.graph.rewriting import Rewriter, trimmed
 from bbgrap.graph.types import DType, Graph, Node
 
 _MICROSOFT = "com.microsoft"
@@ -36,15 +36,15 @@ _QUANTIZED = ("input", "weights", "scale", "weights_scale", "zero", "weights_zer
 
 def with_attention_apart(graph: Graph, kept: Collection[str]) -> Graph:
     """Return a graph with such attention in the second form, but for nodes that are `kept` and would get other bits; or the same graph."""
-    writer = Rewriter(graph)
-    for node in graph.nodes:
-        form = _fused_at(graph, node)
-        if form is not None and (form.keeps_bits or node.name not in kept):
-            form.write(writer)
-        else:
-            writer.nodes.append(node)
-    made = writer.graph()
-    return graph if made is graph else split_to_slices(made)
+
+    def write(writer: Rewriter, node: Node) -> bool:
+        form = _fused_at(graph, node) if writer.can_slice else None
+        if form is None or (node.name in kept and not form.keeps_bits):
+            return False
+        form.write(writer)
+        return True
+
+    return Rewriter(graph).run(write)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,10 +68,8 @@ class _Fused:
         names = tuple(writer.new(f"{self.node.name}.{part}", DType.FLOAT, (*shape, width), moving) for part, width in parts)
         attributes = {name: value for name, value in self.node.attributes.items() if name in _KEPT_ATTRIBUTES}
         further = (self.operands.get(name, "") for name in ("", "mask", "attention_bias"))
-        writer.nodes += [
-            Node(f"{row}.parts", "Split", (row,), names, {"axis": 2}),
-            replace(self.node, op="MultiHeadAttention", inputs=trimmed((*names, *further)), attributes=attributes),
-        ]
+        writer.slices(f"{row}.parts", row, 2, [0, *accumulate(self.widths)], names)
+        writer.nodes.append(replace(self.node, op="MultiHeadAttention", inputs=trimmed((*names, *further)), attributes=attributes))
 
     def _in_a_row(self, writer: Rewriter, shape: tuple[int, ...]) -> str:
         """Write what makes queries, keys and values, in a row; return that."""

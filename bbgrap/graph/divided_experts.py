@@ -42,20 +42,16 @@ _BITS, _ZERO_OF_8_BITS = "expert_weight_bits", 128
 
 def with_experts_apart(graph: Graph) -> Graph:
     """Return a graph with its mixtures of 32-bit floats in the second form; the same graph if it has none."""
-    writer = _Writer(graph)
-    for node in graph.nodes:
-        if node.domain == _MICROSOFT and node.op in _MIXTURES and writer.is_known(node):
-            writer.write(node)
-        else:
-            writer.nodes.append(node)
-    return writer.graph()
+    return _Writer(graph).run(_Writer.write)
 
 
 class _Writer(Rewriter):
     """Writes nodes in place of mixtures."""
 
-    def is_known(self, node: Node) -> bool:
-        """Tell whether words and experts of a mixture are known, and its experts are weights."""
+    def _is_known(self, node: Node) -> bool:
+        """Tell whether a node is a mixture whose words and experts are known, and its experts are weights."""
+        if node.domain != _MICROSOFT or node.op not in _MIXTURES:
+            return False
         kinds = [self.types[name] for name in node.inputs if name]
         experts = [name for name in node.inputs[_FIRST_OF_EXPERTS : _MIXTURES[node.op]] if name]
         return (
@@ -66,8 +62,10 @@ class _Writer(Rewriter):
             and not node.attributes.get("use_sparse_mixer", 0)
         )
 
-    def write(self, node: Node) -> None:
+    def write(self, node: Node) -> bool:
         """Write the second form of a mixture; its last node keeps its name."""
+        if not self._is_known(node):
+            return False
         name, (x, scores), made = node.name, node.inputs[:_FIRST_OF_EXPERTS], node.first_output
         words, _ = self.shape(scores)
         asked, features = node.attributes.get("k", 1), self.shape(x)[-1]
@@ -88,6 +86,7 @@ class _Writer(Rewriter):
         for place, part in enumerate(parts[1:], 1):
             total = self.made(f"{name}.sum {place}", "Add", (total, part))
         self.nodes.append(Node(name, "Reshape", (total, self.integers(f"{name}.shape", self.shape(made))), (made,)))
+        return True
 
     def _asked(self, node: Node, asked: int, moving: frozenset[int]) -> tuple[str, str]:
         """Write which experts words ask, [words, k], and what their answers are mixed with, [words, k, 1]."""

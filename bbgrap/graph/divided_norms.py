@@ -61,20 +61,17 @@ class _Norm:
 
 def with_divided_norms(graph: Graph, kept: Collection[str]) -> Graph:
     """Return a graph with its normalisations in the second form, but for nodes that are `kept`; the same graph if there are none."""
-    norms = [norm for node in graph.nodes if (norm := _norm_at(graph, node)) is not None and not _touches(norm, kept)]
+    found = (norm for node in graph.nodes if (norm := _norm_at(graph, node)) is not None)
+    norms = [norm for norm in found if not any(node.name in kept for node in norm.nodes)]
     last = {norm.nodes[-1].name: norm for norm in norms}
     gone = {node.name for norm in norms for node in norm.nodes}
-    writer = _Writer(graph)
-    for node in graph.nodes:
+
+    def write(writer: _Writer, node: Node) -> bool:
         if node.name in last:
             writer.write(last[node.name])
-        elif node.name not in gone:
-            writer.nodes.append(node)
-    return writer.graph()
+        return node.name in gone
 
-
-def _touches(norm: _Norm, kept: Collection[str]) -> bool:
-    return any(node.name in kept for node in norm.nodes)
+    return _Writer(graph).run(write)
 
 
 def _norm_at(graph: Graph, node: Node) -> _Norm | None:

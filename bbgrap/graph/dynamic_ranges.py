@@ -15,8 +15,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from bbgrap.graph.lower import trimmed
-from bbgrap.graph.rewriting import Rewriter
+from bbgrap.graph.rewriting import Rewriter, trimmed
 from bbgrap.graph.types import DType, Graph, Node
 
 _QUANTIZER = ("", "DynamicQuantizeLinear")
@@ -27,22 +26,21 @@ _ENDS = 2
 
 def with_ranges_apart(graph: Graph) -> Graph:
     """Return a graph with the ranges of its dynamic quantizers apart; the same graph if it has none that can be."""
-    return _RangesApart(graph).run()
+    return _RangesApart(graph).run(_RangesApart.write)
 
 
 class _RangesApart(Rewriter):
     """Rewrites a graph node by node."""
 
-    def run(self) -> Graph:
-        """Return the other form; the same graph where nothing is to be rewritten."""
-        for node in self.source.nodes:
-            if (node.domain, node.op) == _QUANTIZER and len([name for name in node.outputs if name]) == _OUTPUTS and self._is_known(node):
-                self._quantizer(node.name, node.inputs[0], node.outputs)
-            elif (node.domain, node.op) == _PRODUCT and self._is_known(node):
-                self._product(node)
-            else:
-                self.nodes.append(node)
-        return self.graph()
+    def write(self, node: Node) -> bool:
+        """Write a quantizer with its range apart."""
+        if (node.domain, node.op) == _QUANTIZER and len([*filter(None, node.outputs)]) == _OUTPUTS and self._is_known(node):
+            self._quantizer(node.name, node.inputs[0], node.outputs)
+        elif (node.domain, node.op) == _PRODUCT and self._is_known(node):
+            self._product(node)
+        else:
+            return False
+        return True
 
     def _is_known(self, node: Node) -> bool:
         """Whether a quantizer reads more elements than a range has, and it is known how many."""

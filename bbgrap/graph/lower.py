@@ -14,18 +14,15 @@ Once shapes are known for sure, two more are done: a value without elements is a
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from itertools import accumulate
 
 import numpy as np
 
-from bbgrap.graph.packed import few_bits_in_bytes, float8_in_float16, rounded_in_bytes, scales_in_rows, unpack_queries
-from bbgrap.graph.rewriting import Rewriter, unique_name
+from bbgrap.graph.packed import PACKED
+from bbgrap.graph.rewriting import Rewriter, trimmed, unique_name
 from bbgrap.graph.types import STORABLE, Graph, Node, TensorType
-
-_SLICE_WITH_INPUTS = 10
-"""The opset from which `Slice` takes starts and ends as inputs."""
 
 RECURRENT = frozenset({"LSTM", "GRU", "RNN", "DynamicQuantizeLSTM"})
 """Operators every one of whose outputs may be absent."""
@@ -43,8 +40,7 @@ _DROPOUT_WITH_MODE = 12
 
 def lower(graph: Graph) -> Graph:
     """Apply every rewriting of this module once, in the order of its list."""
-    apart = split_to_slices(float8_in_float16(few_bits_in_bytes(rounded_in_bytes(scales_in_rows(unpack_queries(remove_wires(graph)))))))
-    return name_constant_outputs(_without_unread(apart))
+    return name_constant_outputs(_without_unread(Rewriter(remove_wires(graph)).run(*PACKED, _split)))
 
 
 def _without_unread(graph: Graph) -> Graph:
@@ -66,18 +62,13 @@ def remove_wires(graph: Graph) -> Graph:
     return replace(graph, nodes=tuple(nodes), types=types)
 
 
-def split_to_slices(graph: Graph) -> Graph:
-    """Replace every `Split` whose parts have known sizes."""
-    if graph.opsets.get("", 0) < _SLICE_WITH_INPUTS:
-        return graph
-    writer = Rewriter(graph)
-    for node in graph.nodes:
-        sizes = _part_sizes(graph, node) if node.op == "Split" and not node.domain else None
-        if sizes is None:
-            writer.nodes.append(node)
-        else:
-            _write_slices(writer, node, sizes)
-    return writer.graph()
+def _split(writer: Rewriter, node: Node) -> bool:
+    """Write slices in place of a `Split` whose parts have known sizes."""
+    sizes = _part_sizes(writer.source, node) if writer.can_slice and node.op == "Split" and not node.domain else None
+    if sizes is None:
+        return False
+    writer.slices(node.name, node.inputs[0], _axis(writer.source, node), [0, *accumulate(sizes)], node.outputs)
+    return True
 
 
 def empty_to_constant(graph: Graph) -> Graph:
@@ -178,14 +169,6 @@ def remove_dead(graph: Graph) -> Graph:
     )
 
 
-def trimmed(names: Iterable[str]) -> tuple[str, ...]:
-    """Return names without the empty ones at their end."""
-    result = list(names)
-    while result and not result[-1]:
-        result.pop()
-    return tuple(result)
-
-
 def _is_wire(graph: Graph, node: Node) -> bool:
     if node.domain or node.op not in ("Identity", "Dropout", "Concat"):
         return False
@@ -236,13 +219,3 @@ def _part_sizes(graph: Graph, node: Node) -> list[int] | None:
     axis = _axis(graph, node)
     shapes = [part.shape for part in parts if isinstance(part, TensorType) and part.shape is not None]
     return [shape[axis] for shape in shapes] if len(shapes) == len(node.outputs) else None
-
-
-def _write_slices(writer: Rewriter, node: Node, sizes: list[int]) -> None:
-    """Write one `Slice` per part."""
-    bounds = [0, *accumulate(sizes)]
-    numbers = {"axis": _axis(writer.source, node), "step": 1, **{f"at{bound}": bound for bound in bounds}}
-    names = {label: writer.integers(f"{node.name}.{label}", (value,)) for label, value in numbers.items()}
-    for k, (output, start, stop) in enumerate(zip(node.outputs, bounds[:-1], bounds[1:], strict=True)):
-        inputs = (node.inputs[0], names[f"at{start}"], names[f"at{stop}"], names["axis"], names["step"])
-        writer.nodes.append(Node(writer.name(f"{node.name}.{k}"), "Slice", inputs, (output,)))

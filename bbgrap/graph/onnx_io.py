@@ -21,7 +21,7 @@ import onnx.shape_inference
 from onnx import AttributeProto, GraphProto, NodeProto
 
 from bbgrap.errors import ModelError
-from bbgrap.graph.lower import lower, trimmed
+from bbgrap.graph.lower import lower
 from bbgrap.graph.onnx_computed import infer
 from bbgrap.graph.onnx_external import is_external
 from bbgrap.graph.onnx_limits import dtype_of
@@ -31,7 +31,7 @@ from bbgrap.graph.onnx_shapes import with_input_shapes
 from bbgrap.graph.onnx_tidy import bodies_of, captured_by, copy_of, graphs_of, refill, standard_domain
 from bbgrap.graph.onnx_types import UNKNOWN, declare, type_of
 from bbgrap.graph.onnx_write import FreeAxes, free_batch, save_graph, write_graph
-from bbgrap.graph.rewriting import unique_name
+from bbgrap.graph.rewriting import trimmed, unique_name
 from bbgrap.graph.types import LONG, STORABLE, Array, Attribute, DType, Graph, LongList, Node, Subgraph, TensorType, Weight, check_graph
 from bbgrap.graph.weights import make_weight
 

@@ -11,12 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from itertools import accumulate
 
 import numpy as np
 
 from bbgrap.graph.rewriting import Rewriter
-from bbgrap.graph.types import Array, DType, Graph, Node, Weight
-from bbgrap.graph.weights import make_weight
+from bbgrap.graph.types import Array, DType, Graph, Node
 
 _PACKED = ("com.microsoft", "GroupQueryAttention")
 _FEW_BITS = ("com.microsoft", "MatMulNBits")
@@ -30,23 +30,20 @@ _FLOAT8 = frozenset({"float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_
 """Of those, the ones all of whose numbers float16 has."""
 
 
-def unpack_queries(graph: Graph) -> Graph:
-    """Put a `Split` before every attention that reads queries, keys and values in one, [batch, words, (H + 2 G) * E].
+def _unpack_queries(writer: Rewriter, node: Node) -> bool:
+    """Slice what an attention reads as queries, keys and values in one, [batch, words, (H + 2 G) * E].
 
     Packed ones of unknown width stay; so does an attention inside the body of a control-flow node.
     """
-    writer = Rewriter(graph)
-    for node in graph.nodes:
-        widths = _widths(graph, node) if (node.domain, node.op) == _PACKED else None
-        if widths is None:
-            writer.nodes.append(node)
-            continue
-        packed, kind = node.inputs[0], graph.types[node.inputs[0]]
-        parts = zip(("queries", "keys", "values"), widths, strict=True)
-        names = tuple(writer.new(f"{packed}.{part} of {node.name}", kind.dtype, (*kind.known_shape[:-1], width)) for part, width in parts)
-        writer.nodes.append(Node(writer.name(f"unpack {node.name}"), "Split", (packed,), names, {"axis": 2}))
-        writer.nodes.append(replace(node, inputs=(*names, *node.inputs[3:])))
-    return writer.graph()
+    widths = _widths(writer.source, node) if writer.can_slice and (node.domain, node.op) == _PACKED else None
+    if widths is None:
+        return False
+    packed, kind = node.inputs[0], writer.types[node.inputs[0]]
+    parts = zip(("queries", "keys", "values"), widths, strict=True)
+    names = tuple(writer.new(f"{packed}.{part} of {node.name}", kind.dtype, (*kind.known_shape[:-1], width)) for part, width in parts)
+    writer.slices(f"unpack {node.name}", packed, 2, [0, *accumulate(widths)], names)
+    writer.nodes.append(replace(node, inputs=(*names, *node.inputs[3:])))
+    return True
 
 
 def _widths(graph: Graph, node: Node) -> tuple[int, int, int] | None:
@@ -59,59 +56,40 @@ def _widths(graph: Graph, node: Node) -> tuple[int, int, int] | None:
     return None if rest or not size else (heads * size, groups * size, groups * size)
 
 
-def scales_in_rows(graph: Graph) -> Graph:
-    """Give the scales and zero points of products of few bits, where they are weights and flat, a row for every column of the product."""
-    nodes: list[Node] = []
-    weights: dict[str, Weight] = {}
-    for node in graph.nodes:
-        columns = node.attributes.get("N")
-        if (node.domain, node.op) != _FEW_BITS or not isinstance(columns, int):
-            nodes.append(node)
-            continue
-        inputs = list(node.inputs)
-        for place in (_SCALES, _ZEROS):
-            flat = graph.weights.get(inputs[place]) if place < len(inputs) else None
-            if flat is None or len(flat.type.known_shape) != 1 or flat.type.known_shape[0] % columns:
-                continue
-            inputs[place] = f"{flat.name} in {columns} rows"
-            if inputs[place] not in weights:
-                weights[inputs[place]] = make_weight(inputs[place], flat.array.reshape(columns, -1), flat.type.dtype)
-        nodes.append(replace(node, inputs=tuple(inputs)))
-    types = {**graph.types, **{name: weight.type for name, weight in weights.items()}}
-    return replace(graph, nodes=tuple(nodes), weights={**graph.weights, **weights}, types=types) if weights else graph
+def _scales_in_rows(writer: Rewriter, node: Node) -> bool:
+    """Give the scales and zero points of a product of few bits, where they are weights and flat, a row for every column of the product."""
+    columns, inputs, weights = node.attributes.get("N"), list(node.inputs), writer.source.weights
+    if (node.domain, node.op) != _FEW_BITS or not isinstance(columns, int):
+        return False
+    for place in (_SCALES, _ZEROS):
+        flat = weights.get(inputs[place]) if place < len(inputs) else None
+        if flat is not None and len(flat.type.known_shape) == 1 and not flat.type.known_shape[0] % columns:
+            how = f"in {columns} rows"
+            inputs[place] = writer.derived(flat.name, how, lambda array: array.reshape(columns, -1), flat.type.dtype)
+    writer.nodes.append(replace(node, inputs=tuple(inputs)) if inputs != list(node.inputs) else node)
+    return True
 
 
-def few_bits_in_bytes(graph: Graph) -> Graph:
-    """Let dequantizers of weights of less than a byte read bytes; their zero points are of the same type."""
-    writer = Rewriter(graph)
-    wider: dict[str, str] = {}
-    for node in graph.nodes:
-        narrow = [name for name in (*node.inputs[:1], *node.inputs[2:]) if name] if node.op == "DequantizeLinear" else []
-        few = [name for name in dict.fromkeys(narrow) if _kind_of(graph, name) in _IN_BYTES]
-        if not narrow or len(few) < len(set(narrow)):
-            writer.nodes.append(node)
-            continue
-        for name in few:
-            _wide(writer, wider, name)
-        writer.nodes.append(replace(node, inputs=tuple(wider.get(name, name) for name in node.inputs)))
-    return writer.graph() if wider else graph
+def _few_bits_in_bytes(writer: Rewriter, node: Node) -> bool:
+    """Let a dequantizer of weights of less than a byte read bytes; its zero points are of the same type."""
+    narrow = {name for name in (*node.inputs[:1], *node.inputs[2:]) if name} if node.op == "DequantizeLinear" else set[str]()
+    if not narrow or any(_kind_of(writer.source, name) not in _IN_BYTES for name in narrow):
+        return False
+    writer.nodes.append(replace(node, inputs=tuple(_wide(writer, name) if name in narrow else name for name in node.inputs)))
+    return True
 
 
-def rounded_in_bytes(graph: Graph) -> Graph:
-    """Let quantizers to less than a byte make bytes, which are cut off as theirs would be, if only dequantizers read these."""
-    writer = Rewriter(graph)
-    cut: dict[str, str] = {}
-    wider: dict[str, str] = {}
-    for node in graph.nodes:
-        kind = _rounded_to(graph, node)
-        if kind is not None:
-            cut[node.first_output] = _cut_off(writer, wider, node, kind)
-        elif node.op == "DequantizeLinear" and node.inputs[0] in cut:
-            zeros = [_wide(writer, wider, name) for name in node.inputs[2:]]
-            writer.nodes.append(replace(node, inputs=(cut[node.inputs[0]], node.inputs[1], *zeros)))
-        else:
-            writer.nodes.append(node)
-    return writer.graph()
+def _rounded_in_bytes(writer: Rewriter, node: Node) -> bool:
+    """Let a quantizer to less than a byte make bytes, which are cut off as its own would be, if only dequantizers read these."""
+    kind = _rounded_to(writer.source, node)
+    if kind is not None:
+        writer.instead[node.first_output] = _cut_off(writer, node, kind)
+        return True
+    if node.op != "DequantizeLinear" or node.inputs[0] not in writer.instead:
+        return False
+    zeros = [_wide(writer, name) for name in node.inputs[2:]]
+    writer.nodes.append(replace(node, inputs=(writer.instead[node.inputs[0]], node.inputs[1], *zeros)))
+    return True
 
 
 def _rounded_to(graph: Graph, node: Node) -> str | None:
@@ -126,11 +104,11 @@ def _rounded_to(graph: Graph, node: Node) -> str | None:
     return kind if kind in _IN_BYTES and alone else None
 
 
-def _cut_off(writer: Rewriter, wider: dict[str, str], node: Node, kind: str) -> str:
+def _cut_off(writer: Rewriter, node: Node, kind: str) -> str:
     """Write a quantizer that makes bytes, and return what is left of these between the ends of a smaller type."""
     wide = np.dtype(_IN_BYTES[kind])
     code = DType.INT8 if wide == np.int8 else DType.UINT8
-    inputs = (*node.inputs[:2], *(_wide(writer, wider, name) for name in node.inputs[2:]))
+    inputs = (*node.inputs[:2], *(_wide(writer, name) for name in node.inputs[2:]))
     attributes = {**node.attributes, **({"output_dtype": code.value} if node.attributes.get("output_dtype") else {})}
     shape, q = writer.shape(node.inputs[0]), node.first_output
     rounded = writer.made(f"{q} rounded", "QuantizeLinear", inputs, attributes, dtype=code, shape=shape, domain=node.domain)
@@ -138,28 +116,21 @@ def _cut_off(writer: Rewriter, wider: dict[str, str], node: Node, kind: str) -> 
     return writer.made(f"{q} in bytes", "Clip", (rounded, low, high))
 
 
-def _wide(writer: Rewriter, wider: dict[str, str], name: str) -> str:
-    """Return the name of a weight's numbers in bytes; it is written once."""
-    if name not in wider:
-        array = writer.source.weights[name].array
-        wider[name] = writer.constant(f"{name} in bytes", array.astype(_IN_BYTES[array.dtype.name]))
-    return wider[name]
+def _wide(writer: Rewriter, name: str) -> str:
+    """Return the name of a weight's numbers in bytes."""
+    return writer.derived(name, "in bytes", lambda array: array.astype(_IN_BYTES[array.dtype.name]))
 
 
-def float8_in_float16(graph: Graph) -> Graph:
-    """Let casts and products stand for dequantizers of weights of float8, of a tensor or of channels, whose zero points are zeros."""
-    writer = Rewriter(graph)
-    for node in graph.nodes:
-        scales = _scales_of_float8(graph, node)
-        if scales is None:
-            writer.nodes.append(node)
-            continue
-        numbers = graph.weights[node.inputs[0]].array.astype(np.float16)
-        stored = writer.constant(f"{node.inputs[0]} in float16", numbers)
-        cast = writer.made(f"{node.name}.cast", "Cast", (stored,), {"to": DType.FLOAT.value}, dtype=DType.FLOAT, shape=numbers.shape)
-        factors = writer.constant(f"{node.name}.scales", scales)
-        writer.nodes.append(Node(node.name, "Mul", (cast, factors), node.outputs))
-    return writer.graph()
+def _float8_in_float16(writer: Rewriter, node: Node) -> bool:
+    """Let a cast and a product stand for a dequantizer of weights of float8, of a tensor or of channels, whose zero points are zeros."""
+    scales = _scales_of_float8(writer.source, node)
+    if scales is None:
+        return False
+    stored = writer.derived(node.inputs[0], "in float16", lambda array: array.astype(np.float16))
+    cast = writer.made(f"{node.name}.cast", "Cast", (stored,), {"to": DType.FLOAT.value}, dtype=DType.FLOAT)
+    factors = writer.constant(f"{node.name}.scales", scales)
+    writer.nodes.append(Node(node.name, "Mul", (cast, factors), node.outputs))
+    return True
 
 
 def _scales_of_float8(graph: Graph, node: Node) -> Array | None:
@@ -185,3 +156,7 @@ def _is_zero(graph: Graph, name: str) -> bool:
 def _kind_of(graph: Graph, name: str) -> str:
     """Return the name of the type of a weight's numbers; empty for what is no weight."""
     return graph.weights[name].array.dtype.name if name in graph.weights else ""
+
+
+PACKED = (_unpack_queries, _scales_in_rows, _rounded_in_bytes, _few_bits_in_bytes, _float8_in_float16)
+"""Rules for a `Rewriter`."""

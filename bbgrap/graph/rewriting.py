@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import replace
-from itertools import count
+from itertools import count, pairwise
 from operator import is_
 from types import MappingProxyType
+from typing import Self
 
 import numpy as np
 
@@ -18,6 +19,18 @@ def unique_name(wanted: str, taken: Container[str]) -> str:
     """Return the wanted name, with a number added if it is in use."""
     candidates = (wanted if k == 1 else f"{wanted}_{k}" for k in count(1))
     return next(name for name in candidates if name not in taken)
+
+
+_SLICE_WITH_INPUTS = 10
+"""The opset from which `Slice` takes starts and ends as inputs."""
+
+
+def trimmed(names: Iterable[str]) -> tuple[str, ...]:
+    """Return names without the empty ones at their end."""
+    result = list(names)
+    while result and not result[-1]:
+        result.pop()
+    return tuple(result)
 
 
 class Rewriter:
@@ -34,6 +47,17 @@ class Rewriter:
         self._weights = dict(graph.weights)
         self._moving = dict(graph.moving)
         self._names = dict.fromkeys((*graph.types, *graph.node_by_name))
+        self._derived: dict[str, str] = {}
+        self.instead: dict[str, str] = {}
+        """What rules have written to be read in place of values."""
+        self.can_slice = graph.opsets.get("", 0) >= _SLICE_WITH_INPUTS
+
+    def run(self, *rules: Callable[[Self, Node], bool]) -> Graph:
+        """Return the graph with what rules have written in place of nodes, each the first that returns true; else a node stays."""
+        for node in self.source.nodes:
+            if not any(rule(self, node) for rule in rules):
+                self.nodes.append(node)
+        return self.graph()
 
     def shape(self, value: str) -> tuple[int, ...]:
         """Return the shape of a value that has one."""
@@ -56,12 +80,19 @@ class Rewriter:
         """Return the moving axes of a value."""
         return self._moving.get(value, frozenset())
 
-    def constant(self, wanted: str, array: Array) -> str:
-        """Add a weight; return its name."""
+    def constant(self, wanted: str, array: Array, dtype: DType | None = None) -> str:
+        """Add a weight, with its type where numpy's does not say it all; return its name."""
         name = self.name(wanted)
-        self._weights[name] = make_weight(name, array)
+        self._weights[name] = make_weight(name, array, dtype)
         self.types[name] = self._weights[name].type
         return name
+
+    def derived(self, source: str, how: str, make: Callable[[Array], Array], dtype: DType | None = None) -> str:
+        """Add a weight that is made of another one, if it is not there yet; return its name."""
+        wanted = f"{source} {how}"
+        if wanted not in self._derived:
+            self._derived[wanted] = self.constant(wanted, make(self.source.weights[source].array), dtype)
+        return self._derived[wanted]
 
     def integers(self, wanted: str, values: Sequence[int]) -> str:
         """Add a weight that is a list of integers; return its name."""
@@ -91,6 +122,14 @@ class Rewriter:
         name = self.new(wanted, kind, extents, moving)
         self.nodes.append(Node(name, op, tuple(inputs), (name,), {**attributes}, domain))
         return name
+
+    def slices(self, wanted: str, x: str, axis: int, bounds: Sequence[int], outputs: Sequence[str]) -> None:
+        """Add one `Slice` for each part of an axis between bounds; each is a plain copy."""
+        numbers = {"axis": axis, "step": 1, **{f"at{bound}": bound for bound in bounds}}
+        names = {label: self.integers(f"{wanted}.{label}", (value,)) for label, value in numbers.items()}
+        for k, (output, (start, stop)) in enumerate(zip(outputs, pairwise(bounds), strict=True)):
+            inputs = (x, names[f"at{start}"], names[f"at{stop}"], names["axis"], names["step"])
+            self.nodes.append(Node(self.name(f"{wanted}.{k}"), "Slice", inputs, (output,)))
 
     def graph(self) -> Graph:
         """Return what was written, without types and weights that nothing mentions any more; the same graph if nothing is new."""

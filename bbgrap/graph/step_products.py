@@ -30,15 +30,17 @@ def with_step_products(graph: Graph, kept: Collection[str]) -> Graph:
     """Return a graph with such products in the second form, but for nodes that are `kept`, as their bits change; or the same graph."""
     if not graph.state or graph.opsets.get("", 0) < _NO_THIRD:
         return graph
-    writer = Rewriter(graph)
-    for node in graph.nodes:
+
+    def write(writer: Rewriter, node: Node) -> bool:
         if node.name in kept or node.domain or graph.types[node.first_output].dtype not in _OF_GEMM:
-            writer.nodes.append(node)
-        elif node.op == "Gemm" and _adds_a_map(graph, node):
+            return False
+        if node.op == "Gemm" and _adds_a_map(graph, node):
             _write_apart(writer, node)
         else:
             writer.nodes.append(_with_turned_operands(graph, node))
-    made = writer.graph()
+        return True
+
+    made = Rewriter(graph).run(write)
     return graph if made is graph else remove_dead(made)
 
 
