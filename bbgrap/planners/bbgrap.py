@@ -25,7 +25,7 @@ from bbgrap.planners.plan import Tile, Tiles, whole_output
 from bbgrap.planners.shares import grid_of, split_axis, split_by_shares, strongest
 from bbgrap.shapemap import IntervalSet, ShapeMap, covers
 from bbgrap.tdl import Description, Descriptions, Part, computable, describe, is_elementwise, part_unit, reducible
-from bbgrap.tdl.language import All, Index, Remainder, accesses_in, indices_in
+from bbgrap.tdl.language import All, Index, Remainder, indices_in
 
 HEAVY_WEIGHT_BYTES = round(2 * 2 * EXCHANGE_S * GENERIC["matvec"].weight_bytes_per_s)
 """Weights from here on, 22 MB, are worth two exchanges, before and after, to read half of them."""
@@ -206,7 +206,7 @@ class _Follower:
     def _ended(self, node: Node, description: Description) -> list[tuple[int, Part]]:
         """Return every device's own range of the direction that a node reduces; empty if it does not, or the map is hardly larger."""
         indices = {index.name: index for index in reducible(self.graph, node, description) if part_unit(node) == 1}
-        for access in accesses_in(description.body):
+        for access in description.accesses:
             value = node.inputs[access.operand]
             axes = [axis for axis in self.axes.get(value, ()) if axis is not None]
             index = access.subscripts[axes[0]] if len(axes) == 1 else None
@@ -275,7 +275,7 @@ class _Follower:
 def surviving_axis(description: Description, operand: int, axis: int) -> int | None:
     """Return the output axis along which a cut of an operand's axis carries on in one range, or None where it does not."""
     names = [index.name for index in description.outputs]
-    for access in accesses_in(description.body):
+    for access in description.accesses:
         if access.operand != operand or isinstance(subscript := access.subscripts[axis], All | Remainder):
             continue
         for index in indices_in(subscript):

@@ -273,28 +273,15 @@ def Max(over: tuple[Index, ...], body: Expression) -> Reduce:  # noqa: N802
     return Reduce("max", over, body)
 
 
-def accesses_in(expression: Expression) -> Iterator[Access]:
-    """Yield every operand access of an expression."""
+def parts_of(expression: Expression) -> Iterator[Expression]:
+    """Yield an expression and every one inside it, in order."""
+    yield expression
     match expression:
-        case Access():
-            yield expression
         case ScalarCall(arguments=arguments) | Opaque(arguments=arguments):
             for argument in arguments:
-                yield from accesses_in(argument)
+                yield from parts_of(argument)
         case Reduce(body=body):
-            yield from accesses_in(body)
-
-
-def opaque_indices_in(expression: Expression) -> Iterator[Index]:
-    """Yield every index inside the element of an opaque function: none of them can be split."""
-    match expression:
-        case Opaque(element=element):
-            yield from element
-        case ScalarCall(arguments=arguments):
-            for argument in arguments:
-                yield from opaque_indices_in(argument)
-        case Reduce(body=body):
-            yield from opaque_indices_in(body)
+            yield from parts_of(body)
         case Access():
             pass
 
@@ -319,7 +306,7 @@ class Description:
     @cached_property
     def accesses(self) -> tuple[Access, ...]:
         """Every operand access."""
-        return tuple(accesses_in(self.body))
+        return tuple(part for part in parts_of(self.body) if isinstance(part, Access))
 
     @cached_property
     def indices_of_accesses(self) -> tuple[tuple[tuple[str, ...], ...], ...]:
@@ -331,8 +318,8 @@ class Description:
 
     @cached_property
     def splittable_axes(self) -> tuple[int, ...]:
-        """Output axes along which tiles can be computed independently: all but those inside an opaque function."""
-        opaque = {index.name for index in opaque_indices_in(self.body)}
+        """Output axes along which tiles can be computed independently: all but those in the element of an opaque function."""
+        opaque = {index.name for part in parts_of(self.body) if isinstance(part, Opaque) for index in part.element}
         return tuple(axis for axis, index in enumerate(self.outputs) if index.name not in opaque)
 
 

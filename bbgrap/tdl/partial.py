@@ -51,10 +51,12 @@ PartialLocalize = Callable[[Site, ShapeMap, tuple[ShapeMap | None, ...], Part], 
 
 @dataclass(frozen=True, slots=True)
 class PartialRule:
-    """Which reduction indices of a node may be split, and how a part of it is computed from the regions that the part reads."""
+    """How a part of a node is computed from the regions that it reads, and whether there may be parts."""
 
-    indices: Callable[[Site], tuple[str, ...]]
     localize: PartialLocalize
+    allows: Callable[[Site], bool] = lambda _: True
+    only: str = ""
+    """The one index that may be split, of several; else all may."""
     unit: Callable[[Node], int] = lambda _: 1
     """Parts begin at multiples of it."""
     is_exact: bool = False
@@ -94,8 +96,7 @@ def reducible(graph: Graph, node: Node, description: Description | None) -> tupl
     stored = graph.types[node.first_output].dtype
     if rule is None or found is None or not ((rule.is_exact and stored in WIDE_FLOATS) or _is_harmless(graph, node, found.kind, stored)):
         return ()
-    allowed = rule.indices(site_of(graph, node))
-    return tuple(index for index in found.over if index.name in allowed)
+    return tuple(index for index in found.over if rule.only in ("", index.name)) if rule.allows(site_of(graph, node)) else ()
 
 
 def part_unit(node: Node) -> int:

@@ -13,7 +13,6 @@ from bbgrap.tdl.operators.common import Reads, integers
 from bbgrap.tdl.operators.convolutions import localize_conv
 from bbgrap.tdl.operators.experts import answers_of
 from bbgrap.tdl.operators.quantized import localize_matmul_nbits
-from bbgrap.tdl.operators.reductions import reduced_axes
 from bbgrap.tdl.partial import WIDE_FLOATS, Part, PartialRule, register_partial
 from bbgrap.tdl.rule import ConstantOperand, Input, LocalNode, Result, Site, operands_of, same_node
 
@@ -27,11 +26,6 @@ def _without_bias(nodes: tuple[LocalNode, ...], part: Part) -> tuple[LocalNode, 
     return tuple(replace(node, operands=node.operands[:BIAS]) for node in nodes)
 
 
-def conv_indices(site: Site) -> tuple[str, ...]:
-    """Input channels, where all outputs share them."""
-    return ("ci",) if site.integer("group", 1) == 1 else ()
-
-
 def conv_part(site: Site, region: ShapeMap, reads: Reads, part: Part) -> tuple[LocalNode, ...]:
     """The same convolution over a range of input channels."""
     return _without_bias(localize_conv(site, region, reads), part)
@@ -42,18 +36,15 @@ def product_part(site: Site, region: ShapeMap, reads: Reads, part: Part) -> tupl
     return _without_bias(same_node(site, region, reads), part)
 
 
-def _reduced_names(site: Site) -> tuple[str, ...]:
-    return tuple(f"k{axis}" for axis in reduced_axes(site) or ())
+def _shares_inputs(site: Site) -> bool:
+    """Whether all outputs of a convolution share its input channels."""
+    return site.integer("group", 1) == 1
 
 
 def _has_floats(site: Site) -> bool:
+    """Whether a sum or mean is of floats; one of integers rounds once, at its end."""
     kind = site.inputs[0]
     return kind is not None and kind.dtype in WIDE_FLOATS
-
-
-def _float_names(site: Site) -> tuple[str, ...]:
-    """A sum or mean of integers rounds once, at its end."""
-    return _reduced_names(site) if _has_floats(site) else ()
 
 
 def reduction_part(site: Site, region: ShapeMap, reads: Reads, part: Part) -> tuple[LocalNode, ...]:
@@ -73,15 +64,9 @@ def mean_part(site: Site, region: ShapeMap, reads: Reads, part: Part) -> tuple[L
     return *same_node(site, region, reads), LocalNode("Mul", (Result(0), share))
 
 
-def pool_indices(site: Site) -> tuple[str, ...]:
-    """Every spatial axis."""
-    return tuple(f"k{axis}" for axis in range(len(site.shape(0)) - 2))
-
-
-def nbits_indices(site: Site) -> tuple[str, ...]:
-    """The inner dimension, where scales and zero points have a row for each column."""
-    is_in_rows = all(not site.has(k) or len(site.shape(k)) == 2 for k in (2, 3))
-    return ("k",) if is_in_rows and not site.has(4) else ()
+def _is_in_rows(site: Site) -> bool:
+    """Whether scales and zero points of a product of few bits have a row for each column."""
+    return all(not site.has(k) or len(site.shape(k)) == 2 for k in (2, 3)) and not site.has(4)
 
 
 def nbits_unit(node: Node) -> int:
@@ -102,9 +87,9 @@ def nbits_part(site: Site, region: ShapeMap, reads: Reads, part: Part) -> tuple[
     return (replace(node, operands=operands, attributes={**node.attributes, "K": len(part.interval)}),)
 
 
-def gather_indices(site: Site) -> tuple[str, ...]:
-    """The axis of a table that is a weight; onnxruntime (1.32) has no `Where` of 64-bit naturals."""
-    return () if site.constant(0) is None or site.outputs[0].dtype is DType.UINT64 else ("k",)
+def _has_table(site: Site) -> bool:
+    """Whether what is looked up is a weight; onnxruntime (1.32) has no `Where` of 64-bit naturals."""
+    return site.constant(0) is not None and site.outputs[0].dtype is not DType.UINT64
 
 
 def gather_part(site: Site, region: ShapeMap, reads: Reads, part: Part) -> tuple[LocalNode, ...]:
@@ -148,30 +133,17 @@ def chosen_part(site: Site, region: ShapeMap, reads: Reads, part: Part) -> tuple
     return answers_of(site, region, reads, part.interval)
 
 
-def _experts(site: Site) -> tuple[str, ...]:
-    return ("e",)
+MICROSOFT = "com.microsoft"
 
-
-def _contracted(site: Site) -> tuple[str, ...]:
-    """Every contracted letter of an Einsum; its description numbers them in order of appearance."""
-    return tuple(f"k{number}" for number in range(len(site.text("equation", "")))) if _has_floats(site) else ()
-
-
-def _inner(site: Site) -> tuple[str, ...]:
-    return ("k",)
-
-
-register_partial(PartialRule(conv_indices, conv_part), "Conv")
-register_partial(PartialRule(_inner, product_part), "Gemm", "MatMul")
-register_partial(PartialRule(_inner, reduction_part, lambda _: 4), "MatMulInteger")
-register_partial(PartialRule(_inner, reduction_part), "FusedMatMul", domain="com.microsoft")
-register_partial(PartialRule(nbits_indices, nbits_part, nbits_unit), "MatMulNBits", domain="com.microsoft")
-register_partial(PartialRule(_contracted, reduction_part), "Einsum")
-register_partial(PartialRule(gather_indices, gather_part, is_exact=True), "Gather")
-register_partial(PartialRule(gather_indices, gather_part, is_exact=True), "GatherBlockQuantized", domain="com.microsoft")
-register_partial(PartialRule(_experts, chosen_part, is_exact=True), CHOSEN_EXPERTS, domain=OWN_DOMAIN)
-register_partial(PartialRule(_reduced_names, reduction_part), "ReduceMax", "ReduceMin")
-register_partial(PartialRule(_float_names, reduction_part), "ReduceSum")
-register_partial(PartialRule(_float_names, mean_part), "ReduceMean")
-register_partial(PartialRule(pool_indices, mean_part), "GlobalAveragePool")
-register_partial(PartialRule(pool_indices, reduction_part), "GlobalMaxPool")
+register_partial(PartialRule(conv_part, _shares_inputs, only="ci"), "Conv")
+register_partial(PartialRule(product_part), "Gemm", "MatMul")
+register_partial(PartialRule(reduction_part, unit=lambda _: 4), "MatMulInteger")
+register_partial(PartialRule(reduction_part), "FusedMatMul", domain=MICROSOFT)
+register_partial(PartialRule(nbits_part, _is_in_rows, unit=nbits_unit), "MatMulNBits", domain=MICROSOFT)
+register_partial(PartialRule(gather_part, _has_table, is_exact=True), "Gather")
+register_partial(PartialRule(gather_part, _has_table, is_exact=True), "GatherBlockQuantized", domain=MICROSOFT)
+register_partial(PartialRule(chosen_part, is_exact=True), CHOSEN_EXPERTS, domain=OWN_DOMAIN)
+register_partial(PartialRule(reduction_part), "ReduceMax", "ReduceMin", "GlobalMaxPool")
+register_partial(PartialRule(reduction_part, _has_floats), "ReduceSum", "Einsum")
+register_partial(PartialRule(mean_part, _has_floats), "ReduceMean")
+register_partial(PartialRule(mean_part), "GlobalAveragePool")
