@@ -58,18 +58,11 @@ class _Closing:
 
 @dataclass(frozen=True, slots=True)
 class _Block:
-    """A slice along the cut axis of which the largest elements are taken: it is on one node."""
+    """A slice along the cut axis of which the largest elements are taken, or what is computed of it: it is on one node."""
 
     division: int
     number: int
     """Which one of its division it is."""
-
-
-@dataclass(frozen=True, slots=True)
-class _OfBlock:
-    """Computed where a block is."""
-
-    block: _Block
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +74,7 @@ class _Blocks:
     """In the order of the operands."""
 
 
-_Role = _Inside | _Closing | _Block | _OfBlock | _Blocks
+_Role = _Inside | _Closing | _Block | _Blocks
 """What a node does in its division; those in none are computed whole."""
 
 
@@ -155,13 +148,13 @@ class _TensorParallel:
         found = [(reader.op, self.descriptions[reader.name]) for reader in readers]
         return bool(found) and all(op == "TopK" and of is not None and surviving_axis(of, 0, axis) is None for op, of in found)
 
-    def _within_blocks(self, node: Node, description: Description) -> _OfBlock | _Blocks | None:
+    def _within_blocks(self, node: Node, description: Description) -> _Block | _Blocks | None:
         roles = [self.roles.get(self.graph.producers[name].name) for name in node.inputs if name in self.graph.producers]
-        blocks = [role.block if isinstance(role, _OfBlock) else role for role in roles if isinstance(role, _Block | _OfBlock)]
+        blocks = [role for role in roles if isinstance(role, _Block)]
         if not blocks or len(blocks) < len(roles):
             return None
         if len(set(blocks)) == 1:
-            return _OfBlock(blocks[0])
+            return blocks[0]
         axis = node.attributes.get("axis") if node.op == "Concat" else None
         return _Blocks(axis % len(description.shape), tuple(blocks)) if isinstance(axis, int) else None
 
@@ -231,8 +224,6 @@ class _TensorParallel:
                     return (Tile(pieces[0][0], whole),)
                 return tuple(Tile(device, whole, Part(role.over.index, piece)) for device, piece in pieces)
             case _Block() as block:
-                return (Tile(self._device_of(block), whole),)
-            case _OfBlock(block=block):
                 return (Tile(self._device_of(block), whole),)
             case _Blocks() as joined:
                 return self._joined(node, whole, joined)
