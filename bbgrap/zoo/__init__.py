@@ -15,11 +15,16 @@ from bbgrap.errors import ModelError
 from bbgrap.graph.onnx_io import FreeAxes, free_batch, save_graph
 from bbgrap.graph.types import Graph
 from bbgrap.user_folders import cache_folder
-from bbgrap.zoo import decoder, llama, voice
-from bbgrap.zoo.convolutional import alexnet, mobilenet_v2, resnet50, resnet152, tiny, unet, vgg16
+from bbgrap.zoo.convolutional import alexnet, mobilenet_v2, resnet, unet, vgg16
+from bbgrap.zoo.decoder import DecoderSizes, decoder
+from bbgrap.zoo.decoder import free_axes as free_axes_of_decoder
 from bbgrap.zoo.forests import forest
+from bbgrap.zoo.llama import free_axes as free_axes_of_llama
+from bbgrap.zoo.llama import llama
 from bbgrap.zoo.quantized import measured_ranges, quantized
-from bbgrap.zoo.vit import vit_b16
+from bbgrap.zoo.vit import vit
+from bbgrap.zoo.voice import free_axes as free_axes_of_voice
+from bbgrap.zoo.voice import voice
 from bbgrap.zoo.yolo import yolo
 
 __all__ = ["build", "materialize", "names"]
@@ -27,25 +32,34 @@ __all__ = ["build", "materialize", "names"]
 _RECIPE = 1
 """Part of every file's name; to be raised when a network here changes, so that no stale file is used."""
 
-_BUILDERS: dict[str, Callable[[], Graph]] = {
-    recipe.__name__: recipe for recipe in (alexnet, mobilenet_v2, resnet50, resnet152, tiny, unet, vgg16, vit_b16, yolo)
+_DECODERS = {
+    "gpt2": DecoderSizes(12, 768, 12, 12, 50_257, 1024),  # the small one of 124 million parameters
+    "gpt2-gqa": DecoderSizes(12, 768, 12, 4, 50_257, 1024),
+    "tiny-decoder": DecoderSizes(2, 64, 4, 4, 1000, 128),
 }
+_LLAMAS = {"tiny-llama": 32, "tiny-llama-int4": 4}
+"""Bits of their weights."""
+
+_BUILDERS: dict[str, Callable[[], Graph]] = {
+    recipe.__name__: recipe for recipe in (alexnet, forest, mobilenet_v2, unet, vgg16, voice, yolo)
+}
+_BUILDERS |= {name: partial(resnet, name, depths) for name, depths in (("resnet50", (3, 4, 6, 3)), ("resnet152", (3, 8, 36, 3)))}
+_BUILDERS["tiny"] = partial(resnet, "tiny", (1, 1, 1), size=32, width=8, classes=10)
+_BUILDERS["vit_b16"] = partial(vit, "vit_b16", depth=12, width=768, heads=12, size=224, patch=16, classes=1000)
+_BUILDERS |= {name: partial(decoder, name, sizes) for name, sizes in _DECODERS.items()}
+_BUILDERS |= {name: partial(llama, name, DecoderSizes(2, 64, 4, 2, 1000, 128), bits=bits) for name, bits in _LLAMAS.items()}
 
 
-def _in_8_bits(recipe: Callable[[], Graph]) -> Graph:
-    return quantized(recipe(), f"{recipe.__name__}_int8", measured_ranges(recipe.__name__))
+def _in_8_bits(name: str) -> Graph:
+    return quantized(build(name), f"{name}_int8", measured_ranges(name))
 
 
-_BUILDERS |= {f"{recipe.__name__}_int8": partial(_in_8_bits, recipe) for recipe in (mobilenet_v2, resnet50, tiny)}
-
-_BUILDERS |= {"gpt2": decoder.gpt2, "gpt2-gqa": decoder.gpt2_gqa, "tiny-decoder": decoder.tiny_decoder, "voice": voice.voice}
-_BUILDERS["forest"] = forest
-_BUILDERS |= {"tiny-llama": llama.tiny_llama, "tiny-llama-int4": llama.tiny_llama_int4}
+_BUILDERS |= {f"{name}_int8": partial(_in_8_bits, name) for name in ("mobilenet_v2", "resnet50", "tiny")}
 
 _FREE: dict[str, Callable[[Graph], FreeAxes]] = {
-    **dict.fromkeys(("gpt2", "gpt2-gqa", "tiny-decoder"), decoder.free_axes),
-    **dict.fromkeys(("tiny-llama", "tiny-llama-int4"), llama.free_axes),
-    "voice": voice.free_axes,
+    **dict.fromkeys(_DECODERS, free_axes_of_decoder),
+    **dict.fromkeys(_LLAMAS, free_axes_of_llama),
+    "voice": free_axes_of_voice,
 }
 """What is free in files of networks that have more than a batch, or have it elsewhere than in front."""
 

@@ -45,21 +45,6 @@ def vgg16() -> Graph:
     return b.graph(b.dense(x, "output", 1000))
 
 
-def resnet50() -> Graph:
-    """Build ResNet-50 for 224x224 images and 1,000 classes."""
-    return resnet("resnet50", (3, 4, 6, 3))
-
-
-def resnet152() -> Graph:
-    """Build ResNet-152 for 224x224 images and 1,000 classes."""
-    return resnet("resnet152", (3, 8, 36, 3))
-
-
-def tiny() -> Graph:
-    """Build a network for tests: 32x32 images, three blocks, ten classes, 13 convolutions."""
-    return resnet("tiny", (1, 1, 1), size=32, width=8, classes=10)
-
-
 def resnet(name: str, depths: Sequence[int], *, size: int = 224, width: int = 64, classes: int = 1000, batch: int = 1) -> Graph:
     """Build a ResNet v1.5 with `depths` bottleneck blocks a stage; the stride is in the 3x3 convolution. He et al., arXiv:1512.03385."""
     b = Builder(name, (batch, 3, size, size))

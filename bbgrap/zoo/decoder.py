@@ -55,21 +55,6 @@ class DecoderSizes:
         return self.width // self.heads
 
 
-def gpt2() -> Graph:
-    """Build GPT-2 (the small one of 124 million parameters): one word after 31."""
-    return decoder("gpt2", DecoderSizes(12, 768, 12, 12, 50_257, 1024))
-
-
-def gpt2_gqa() -> Graph:
-    """Build GPT-2 with four key heads for its twelve query heads: a third of the cache."""
-    return decoder("gpt2-gqa", DecoderSizes(12, 768, 12, 4, 50_257, 1024))
-
-
-def tiny_decoder() -> Graph:
-    """Build a decoder for tests: two layers, 64 wide, 1,000 words."""
-    return decoder("tiny-decoder", DecoderSizes(2, 64, 4, 4, 1000, 128))
-
-
 def free_axes(graph: Graph, total: str = TOTAL) -> FreeAxes:
     """Return the symbols of a decoder's inputs and outputs; `total` is that of all words so far."""
     found = {name: {0: BATCH, 1: SEQUENCE} for name in ("input_ids", "position_ids", "logits")} | {"attention_mask": {0: BATCH, 1: total}}

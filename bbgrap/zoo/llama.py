@@ -19,9 +19,9 @@ import numpy as np
 
 from bbgrap.graph.onnx_io import FreeAxes
 from bbgrap.graph.types import Attribute, DType, Graph, Node, TensorType
-from bbgrap.zoo import decoder
 from bbgrap.zoo.builder import Builder
 from bbgrap.zoo.decoder import DecoderSizes
+from bbgrap.zoo.decoder import free_axes as free_axes_of_decoder
 
 TOTAL = "total_sequence_length"
 """The symbol of the axis of all words so far."""
@@ -38,19 +38,9 @@ _VARIANCE_OF_4_BITS = (16**2 - 1) / 12
 """Of evenly distributed numbers from 0 to 15."""
 
 
-def tiny_llama() -> Graph:
-    """Build a decoder for tests: two layers, 64 wide, two key heads for four query heads, 1,000 words."""
-    return llama("tiny-llama", DecoderSizes(2, 64, 4, 2, 1000, 128))
-
-
-def tiny_llama_int4() -> Graph:
-    """Build the same with weights of 4 bits, its queries, keys and values in one product."""
-    return llama("tiny-llama-int4", DecoderSizes(2, 64, 4, 2, 1000, 128), bits=4)
-
-
 def free_axes(graph: Graph) -> FreeAxes:
     """Return the symbols of inputs and outputs."""
-    return decoder.free_axes(graph, TOTAL)
+    return free_axes_of_decoder(graph, TOTAL)
 
 
 def llama(name: str, sizes: DecoderSizes, *, bits: int = 32, batch: int = 1, sequence: int = 1, past: int = 31) -> Graph:

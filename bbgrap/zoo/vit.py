@@ -12,11 +12,6 @@ from bbgrap.zoo.builder import Builder
 _MLP_RATIO = 4
 
 
-def vit_b16() -> Graph:
-    """Build ViT-B/16 for 224x224 images and 1,000 classes; logits, no softmax."""
-    return vit("vit_b16", depth=12, width=768, heads=12, size=224, patch=16, classes=1000)
-
-
 def vit(name: str, *, depth: int, width: int, heads: int, size: int, patch: int, classes: int) -> Graph:
     """Build a classifier of `depth` layers on patches of `patch` pixels square; `width` is a multiple of `heads`."""
     b = Builder(name, (1, 3, size, size))
