@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from bbgrap.cluster import Cluster
 from bbgrap.compiler.direct import build_direct
 from bbgrap.compiler.memory import program_bytes
-from bbgrap.compiler.passes import ChunkInputs, SlowestFirst
+from bbgrap.compiler.passes import ChunkInputs
 from bbgrap.compiler.passes.chunks import Narrow
 from bbgrap.compiler.predict import Predictor
 from bbgrap.costmodel.clock import Busy, Post, is_in_a_row
@@ -114,7 +114,7 @@ class Evaluator:
         """Return the program of a plan, to be timed."""
         program = build_direct(Plan("auto", self.pieces.graph, self.cluster, tiles), self.pieces)
         direct = replace(program, transfers=self.transfers, dictionary_devices=self.dictionary_devices)
-        return SlowestFirst(self.cluster)(ChunkInputs(self.predictor, self._narrow)(direct))
+        return ChunkInputs(self.predictor, self._narrow)(direct)
 
     def _per_request_s(self, program: Program, timeline: Timeline) -> float:
         """Return the seconds between two answers when requests never stop: what the busiest node, way or wire is busy with one of them.

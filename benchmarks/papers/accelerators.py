@@ -16,7 +16,6 @@ from math import log2, prod
 from bbgrap.cluster import Cluster
 from bbgrap.cluster.types import Link, Network, NodeProfile, Speed
 from bbgrap.cluster.wires import Wire, Wiring, torus, tree
-from bbgrap.compiler.passes import SlowestFirst
 from bbgrap.compiler.predict import Predictor
 from bbgrap.costmodel.clock import run_clock
 from bbgrap.costmodel.messages import NetworkModel
@@ -72,7 +71,7 @@ class _Array(NetworkModel):
 def step_seconds(program: Program, topology: str) -> float:
     """Return what a training step takes on an array of as many accelerators as the program has devices."""
     cluster = accelerators(program.host, topology)
-    acts = Predictor(cluster).acts(SlowestFirst(cluster)(program))
+    acts = Predictor(cluster).acts(program)
     acts[program.host] = acts[program.host][1:-1]  # a request of a client, and its answer
     names = [*(node.name for node in cluster.nodes), "host"]
     return run_clock(names, acts, _Array(cluster)).total_s

@@ -35,6 +35,8 @@ def fuse_segments(program: Program) -> Program:
        it, one per destination; a large part that is read later than the others is a message of its own. Segments with nothing between
        them become one.
     4. Nobody waits for what only the host reads: it is made, and sent, while messages fly, and as soon as the device has all for it.
+    5. What leaves at once leaves for the device after the sender first, and so on around: not all send to one at once. Of the host's
+       inputs the first agent's leaves last: it is on the host's machine as a rule, and would compete for its core with the sending.
     """
     layers = layer_phases(program)
     early = [_earliest(program, device, layers) for device in program.devices]
@@ -42,7 +44,7 @@ def fuse_segments(program: Program) -> Program:
     slots = [_slots(program, device, early[device.device], sent) for device in program.devices]
     leaves = {message: 2 * phase + (program.senders[message][1].destination == program.host) for message, phase in sent.items()}
     merge = _merge(program, slots, leaves)
-    return replace(program, devices=tuple(_device(device, slots[device.device], leaves, merge) for device in program.devices))
+    return replace(program, devices=tuple(_device(device, slots[device.device], leaves, merge, program.host) for device in program.devices))
 
 
 def layer_phases(program: Program) -> dict[str, Phase]:
@@ -191,8 +193,8 @@ def _merge(program: Program, slots: list[dict[BufferId, Slot]], leaves: dict[int
     return merge
 
 
-def _device(device: DeviceProgram, slots: dict[BufferId, Slot], leaves: dict[int, Slot], merge: _Merge) -> DeviceProgram:
-    """Rebuild a device from its slots; messages between two devices become one."""
+def _device(device: DeviceProgram, slots: dict[BufferId, Slot], leaves: dict[int, Slot], merge: _Merge, agents: int) -> DeviceProgram:
+    """Rebuild one of so many agents, or the host, from its slots; messages between two devices become one."""
     ops: dict[Slot, list[Op]] = defaultdict(list)
     sends: dict[Slot, dict[int, Send]] = defaultdict(dict)
     arrived: dict[int, Receive] = {}
@@ -220,5 +222,6 @@ def _device(device: DeviceProgram, slots: dict[BufferId, Slot], leaves: dict[int
                 steps[-1] = Compute((*last.ops, *ops[slot]))
             else:
                 steps.append(Compute(tuple(ops[slot])))
-        steps += [sends[slot][number] for number in sorted(sends[slot])]
+        around = {number: (send.destination - device.device - 1) % agents for number, send in sends[slot].items()}
+        steps += [sends[slot][number] for number in sorted(around, key=lambda number: (around[number], number))]
     return replace(device, steps=tuple(steps))
