@@ -8,6 +8,7 @@ out is seen to by passes (`bbgrap.planners.search`). The clock then says what th
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 
 import numpy as np
 
@@ -43,22 +44,20 @@ class _TimedChoices(TileChoices):
         self.ingredients = len(ingredients)
         self.price = price
         self.network = evaluator.predictor.network
-        self.node_by_name = self.graph.node_by_name
-        self._node_costs: dict[str, Costs] = {}
 
     def starts(self, tree: Mapping[str, int]) -> Iterator[dict[str, int]]:
         """Yield every ingredient as it is."""
         for number in range(self.ingredients):
             yield dict.fromkeys(tree, number)
 
-    def node_cost(self, name: str) -> Costs:
-        """Return the seconds of the slowest machine for each of a node's options."""
-        known = self._node_costs.get(name)
-        if known is None:
-            node = self.node_by_name[name]
-            seconds = [max(self._seconds(tile.device, self.pieces.work(node, tile)) for tile in tiles) for tiles in self.tiles[name]]
-            known = self._node_costs[name] = np.array(seconds)
-        return known
+    @cached_property
+    def node_costs(self) -> Mapping[str, Costs]:
+        """The seconds of the slowest machine for each of every node's options."""
+        work = self.pieces.work
+        return {
+            node.name: np.array([max(self._seconds(tile.device, work(node, tile)) for tile in tiles) for tiles in self.tiles[node.name]])
+            for node in self.graph.nodes
+        }
 
     def _seconds(self, device: int, work: Work) -> float:
         return self.network.seconds(device, work) + self.price * work.weight_bytes

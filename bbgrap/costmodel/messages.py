@@ -11,9 +11,9 @@ same of generic cores on a network of which nothing is known.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import permutations
 from math import inf
 
@@ -74,17 +74,15 @@ class NetworkModel:
         host = speeds_of(NodeProfile("coordinator")) if beside is None else nodes[beside]
         self.speeds: tuple[Mapping[str, Speed], ...] = (*nodes, host)
         self._machines = tuple(cluster.machine(device) for device in range(len(self.speeds)))
-        self._seconds: dict[tuple[int, Work], float] = {}
         self._links: dict[tuple[int, int], Link] = {}
-        self._routes: dict[tuple[int, int], Route] = {}
+        self.seconds: Callable[[int, Work], float] = cache(self._seconds)
+        """What a piece of work takes on a device."""
+        self.route: Callable[[int, int], Route] = cache(cluster.route)
+        """The wires that messages from one device to another share with others."""
 
-    def seconds(self, device: int, work: Work) -> float:
-        """Return what a piece of work takes on a device."""
-        known = self._seconds.get((device, work))
-        if known is None:
-            is_free = not (work.flops or work.weight_bytes or work.map_bytes)
-            known = self._seconds[device, work] = 0.0 if is_free else self.speeds[device][work.kind].seconds_of(work)
-        return known
+    def _seconds(self, device: int, work: Work) -> float:
+        is_free = not (work.flops or work.weight_bytes or work.map_bytes)
+        return 0.0 if is_free else self.speeds[device][work.kind].seconds_of(work)
 
     def machine(self, device: int) -> int:
         """Return the number of the machine that a device runs on."""
@@ -101,13 +99,6 @@ class NetworkModel:
             link = self.cluster.link(source, destination)
             known = Link(inf, link.latency_s) if self.is_memory(source, destination) else link
             self._links[source, destination] = known
-        return known
-
-    def route(self, source: int, destination: int) -> Route:
-        """Return the wires that messages from one device to another share with others."""
-        known = self._routes.get((source, destination))
-        if known is None:
-            known = self._routes[source, destination] = self.cluster.route(source, destination)
         return known
 
     def handling(self, device: int, source: int, destination: int, size: int, *, in_a_row: bool = False) -> float:

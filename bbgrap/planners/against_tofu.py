@@ -65,7 +65,7 @@ def plan_allrow_greedy(graph: Graph, cluster: Cluster, options: PlanOptions, des
     chosen: dict[str, int] = {}
     for node in graph.nodes:
         earlier = [edge for edge in choices.around[node.name] if edge.consumer == node.name]
-        costs = sum((choices.cost(edge)[chosen[edge.producer]] for edge in earlier), start=choices.node_cost(node.name))
+        costs = sum((choices.cost(edge)[chosen[edge.producer]] for edge in earlier), start=choices.node_costs[node.name])
         chosen[node.name] = int(costs.argmin())
     return choices.plan_tiles(chosen)
 

@@ -140,7 +140,7 @@ class TileChoices:
         parents: dict[str, Edge] = {}
         for edge in self.edges:
             parents.setdefault(edge.consumer, edge)
-        below = {node.name: self.node_cost(node.name) for node in self.graph.nodes}
+        below = dict(self.node_costs)
         for node in reversed(self.graph.nodes):
             if node.name in parents:
                 edge = parents[node.name]
@@ -168,20 +168,21 @@ class TileChoices:
 
     def cost_around(self, name: str, chosen: Mapping[str, int]) -> Costs:
         """Return what the edges of a node cost for each of its options; neighbours without a choice yet take what is best for it."""
-        total = self.node_cost(name)
+        total = self.node_costs[name]
         for edge in self.around[name]:
             table = self.cost(edge) if edge.consumer == name else self.cost(edge).T
             other = edge.producer if edge.consumer == name else edge.consumer
             total = total + (table[chosen[other]] if other in chosen else table.min(0))
         return total
 
-    def node_cost(self, name: str) -> Costs:
-        """Return what each of a node's options costs by itself: nothing."""
-        return np.zeros(len(self.tiles[name]), dtype=np.int64)
+    @cached_property
+    def node_costs(self) -> Mapping[str, Costs]:
+        """What each of every node's options costs by itself: nothing."""
+        return {name: np.zeros(len(tiles), dtype=np.int64) for name, tiles in self.tiles.items()}
 
     def total(self, chosen: Mapping[str, int]) -> float:
         """Return what a whole choice costs."""
-        nodes: float = sum(self.node_cost(name)[number] for name, number in chosen.items())
+        nodes: float = sum(self.node_costs[name][number] for name, number in chosen.items())
         edges: float = sum(self.cost(edge)[chosen[edge.producer], chosen[edge.consumer]] for edge in self.edges)
         return nodes + edges
 
