@@ -81,7 +81,7 @@ def _bit_sensitive_nodes(graph: Graph) -> frozenset[str]:
 
 
 def _rounds(graph: Graph, node: Node) -> bool:
-    if node.op in ("Cast", "CastLike"):
+    if node.op == "Cast":
         return graph.types[node.inputs[0]].dtype in FLOATS and graph.types[node.outputs[0]].dtype not in FLOATS
     if node.op == "MatMulNBits":
         return node.attributes.get("accuracy_level", 0) == INT8_ACTIVATIONS

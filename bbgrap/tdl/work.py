@@ -166,7 +166,7 @@ _ONE_BY_ONE: Mapping[str, float] = {
         8.0: ("Pow",),
         9.0: ("ReduceLogSumExp",),
         12.0: ("Cosh", "Mod"),
-        18.0: ("Softplus", "Mish", "Tan", "Sinh"),
+        18.0: ("Softplus", "Tan", "Sinh"),
         30.0: ("Acosh", "Asinh", "Atanh"),
         40.0: ("LRN",),
     }.items()
@@ -214,7 +214,7 @@ _POOLS = frozenset(
     | {"QLinearAveragePool", "QLinearGlobalAveragePool", "NhwcMaxPool"}
 )
 _NORMALIZE = frozenset(
-    {"Softmax", "LogSoftmax", "LayerNormalization", "SkipLayerNormalization", "GroupNormalization", "InstanceNormalization"}
+    {"Softmax", "LogSoftmax", "LayerNormalization", "SkipLayerNormalization", "InstanceNormalization"}
     | {"RMSNormalization", "SimplifiedLayerNormalization", "SkipSimplifiedLayerNormalization", "MeanVarianceNormalization"}
     | {"LpNormalization", "GatedRMSNorm"}
 )

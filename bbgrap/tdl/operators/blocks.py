@@ -12,7 +12,6 @@ from bbgrap.tdl.language import ALL, Description, Index, IndexExpression, Opaque
 from bbgrap.tdl.operators.common import (
     Reads,
     broadcast,
-    but,
     cropped,
     first_read,
     integers,
@@ -135,23 +134,6 @@ def localize_affine_grid(site: Site, region: ShapeMap, reads: Reads) -> tuple[Lo
     return (LocalNode("AffineGrid", (Input(0), integers(region.shape[0], 1, *region.shape[1:-1])), site.node.attributes),)
 
 
-def describe_center_crop_pad(site: Site) -> Description | None:
-    """out[i...] = x[i + start...]; an axis that is cropped or padded stays whole."""
-    if site.constant(1) is None:
-        return None
-    out = output_indices(site)
-    fixed = [axis for axis, (before, index) in enumerate(zip(site.shape(0), out, strict=True)) if before != index.extent]
-    return with_whole_axes("center", out, [operand(0)[but(out, fixed)]], fixed)
-
-
-def localize_center_crop_pad(site: Site, region: ShapeMap, reads: Reads) -> tuple[LocalNode, ...]:
-    """The same node for the axes that it changes."""
-    changed = [axis for axis, (before, after) in enumerate(zip(site.shape(0), site.output_shape, strict=True)) if before != after]
-    if not changed:
-        return (LocalNode("Identity", (Input(0),)),)
-    return (LocalNode("CenterCropPad", (Input(0), integers(*(site.output_shape[a] for a in changed))), {"axes": tuple(changed)}),)
-
-
 register(OperatorRule(describe_depth_to_space, localize_depth_to_space), "DepthToSpace")
 register(OperatorRule(describe_space_to_depth), "SpaceToDepth")
 register(OperatorRule(describe_tile, localize_tile), "Tile")
@@ -159,4 +141,3 @@ register(OperatorRule(describe_trilu, localize_trilu), "Trilu")
 register(OperatorRule(describe_eye_like, localize_eye_like), "EyeLike")
 register(OperatorRule(describe_col2im), "Col2Im")
 register(OperatorRule(describe_affine_grid, localize_affine_grid), "AffineGrid")
-register(OperatorRule(describe_center_crop_pad, localize_center_crop_pad), "CenterCropPad")

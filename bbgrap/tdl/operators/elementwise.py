@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from bbgrap.shapemap import ShapeMap
 from bbgrap.tdl.language import Description, Index, ScalarCall, operand
-from bbgrap.tdl.operators.common import Reads, broadcast, but, output_indices, with_whole_axes
-from bbgrap.tdl.rule import Input, LocalNode, OperatorRule, Site, register
+from bbgrap.tdl.operators.common import broadcast, but, output_indices, with_whole_axes
+from bbgrap.tdl.rule import OperatorRule, Site, register
 
 UNARY = (
     "Abs", "Acos", "Acosh", "Asin", "Asinh", "Atan", "Atanh", "BitCast", "BitwiseNot", "Cast", "Ceil", "Celu", "Cos", "Cosh", "Elu",
-    "Erf", "Exp", "Floor", "Gelu", "HardSigmoid", "HardSwish", "Identity", "IsInf", "IsNaN", "LeakyRelu", "Log", "Mish", "Neg", "Not",
+    "Erf", "Exp", "Floor", "Gelu", "HardSigmoid", "Identity", "IsInf", "IsNaN", "LeakyRelu", "Log", "Neg", "Not",
     "Reciprocal", "RegexFullMatch", "Relu", "Round", "Selu", "Shrink", "Sigmoid", "Sign", "Sin", "Sinh", "Softplus", "Softsign", "Sqrt",
-    "Swish", "Tan", "Tanh", "ThresholdedRelu",
+    "Tan", "Tanh", "ThresholdedRelu",
 )  # fmt: skip
 BROADCASTING = (
     "Add", "And", "BitShift", "BitwiseAnd", "BitwiseOr", "BitwiseXor", "Clip", "Div", "Equal", "Greater", "GreaterOrEqual", "Less",
@@ -29,18 +28,6 @@ def describe_elementwise(site: Site) -> Description | None:
     return Description(out, ScalarCall(site.node.op, tuple(reads)))
 
 
-def describe_cast_like(site: Site) -> Description | None:
-    """out[i...] = x[i...] in the element type of the second operand, of which nothing else counts."""
-    out = output_indices(site)
-    return Description(out, ScalarCall("cast", (operand(0)[out],)))
-
-
-def localize_cast_like(site: Site, region: ShapeMap, reads: Reads) -> tuple[LocalNode, ...]:
-    """A Cast to the type that the whole model's types tell."""
-    kept = {name: value for name, value in site.node.attributes.items() if name == "saturate"}
-    return (LocalNode("Cast", (Input(0),), {**kept, "to": site.outputs[0].dtype.value}),)
-
-
 def describe_batch_normalization(site: Site) -> Description | None:
     """out[n, c, ...] = (x[n, c, ...] - mean[c]) / sqrt(var[c] + epsilon) * scale[c] + bias[c]; in training by those of x[:, c, ...]."""
     out = output_indices(site)
@@ -54,6 +41,5 @@ def describe_batch_normalization(site: Site) -> Description | None:
 
 
 register(OperatorRule(describe_elementwise), *UNARY, *BROADCASTING)
-register(OperatorRule(describe_cast_like, localize_cast_like), "CastLike")
 register(OperatorRule(describe_batch_normalization), "BatchNormalization")
 register(OperatorRule(describe_elementwise), *MICROSOFT, domain="com.microsoft")

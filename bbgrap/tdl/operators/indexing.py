@@ -10,7 +10,7 @@ import numpy as np
 from bbgrap.graph import DType
 from bbgrap.shapemap import ShapeMap
 from bbgrap.tdl.language import ALL, Description, Index, Opaque, ScalarCall, Sum, operand
-from bbgrap.tdl.operators.common import Reads, but, output_indices, whole, wholes, with_whole_axes, yields_only_first
+from bbgrap.tdl.operators.common import Reads, but, output_indices, whole, wholes, with_whole_axes
 from bbgrap.tdl.rule import ConstantOperand, Input, LocalNode, OperatorRule, Site, register, same_node
 
 
@@ -155,16 +155,6 @@ def describe_reverse_sequence(site: Site) -> Description | None:
     return with_whole_axes("ReverseSequence", out, [operand(0)[but(out, {time})], operand(1)[(out[batch],)]], {time})
 
 
-def describe_loss(site: Site) -> Description | None:
-    """out[n, d...] = loss of scores[n, :, d...] for label[n, d...]; only without a reduction."""
-    out = output_indices(site)
-    if site.text("reduction", "mean") != "none" or not yields_only_first(site):
-        return None
-    scores: tuple[Index, ...] = out[1:]
-    reads = [operand(0)[out[0], ALL, *scores], operand(1)[out], *wholes(site, (2,))]
-    return Description(out, ScalarCall("loss", tuple(reads)))
-
-
 register(OperatorRule(describe_gather, localize_gather), "Gather")
 register(OperatorRule(describe_gather_block_quantized), "GatherBlockQuantized", domain="com.microsoft")
 register(OperatorRule(describe_gather_elements), "GatherElements")
@@ -177,4 +167,3 @@ register(OperatorRule(describe_arg), "ArgMax", "ArgMin")
 register(OperatorRule(describe_top), "TopK")
 register(OperatorRule(describe_cumulative), "CumSum", "CumProd")
 register(OperatorRule(describe_reverse_sequence), "ReverseSequence")
-register(OperatorRule(describe_loss), "NegativeLogLikelihoodLoss", "SoftmaxCrossEntropyLoss")

@@ -1,4 +1,4 @@
-"""Attention by a state of fixed size, of the standard and of onnxruntime: batches split, and heads with their state.
+"""Attention by a state of fixed size, as onnxruntime has it: batches split, and heads with their state.
 
     queries, keys, values [B, T, heads * E], decay and update rate of a head  ──► output [B, T, heads * E]
     past state [B, heads, D, E]                                               ──► present state, of the same shape
@@ -95,7 +95,6 @@ def localize_linear_attention(site: Site, region: ShapeMap, reads: Reads) -> tup
     return localize_units(site, region, reads, 2, groups.unit, heads)
 
 
-for domain in ("", MICROSOFT):
-    register(OperatorRule(describe_causal_convolution), "CausalConvWithState", domain=domain)
-    register(OperatorRule(describe_linear_attention, localize_linear_attention), "LinearAttention", domain=domain)
+register(OperatorRule(describe_causal_convolution), "CausalConvWithState", domain=MICROSOFT)
+register(OperatorRule(describe_linear_attention, localize_linear_attention), "LinearAttention", domain=MICROSOFT)
 register(OperatorRule(describe_gate), "LinearAttentionGate", domain=MICROSOFT)

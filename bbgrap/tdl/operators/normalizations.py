@@ -96,13 +96,6 @@ def describe_instance_normalization(site: Site) -> Description | None:
     return with_whole_axes("normalize", out, reads, fixed)
 
 
-def describe_group_normalization(site: Site) -> Description | None:
-    """out[n, c, s...] = x normalised over the group of c and the map; only the batch splits."""
-    out = output_indices(site)
-    fixed = range(1, len(out))
-    return with_whole_axes("normalize", out, [operand(0)[but(out, fixed)], *wholes(site, (1, 2))], fixed)
-
-
 def describe_lp_normalization(site: Site) -> Description | None:
     """out[..., j, ...] = x[..., j, ...] / norm of x[..., :, ...]."""
     out = output_indices(site)
@@ -124,6 +117,5 @@ register(OperatorRule(describe_skip_normalization), "SkipLayerNormalization", "S
 register(OperatorRule(describe_embedding), "EmbedLayerNormalization", domain=MICROSOFT)
 register(OperatorRule(describe_gated_normalization, localize_gated_normalization), "GatedRMSNorm", domain=MICROSOFT)
 register(OperatorRule(describe_instance_normalization), "InstanceNormalization")
-register(OperatorRule(describe_group_normalization), "GroupNormalization")
 register(OperatorRule(describe_lp_normalization), "LpNormalization")
 register(OperatorRule(describe_mean_variance), "MeanVarianceNormalization")

@@ -18,6 +18,7 @@ _CONSTANT = "depends on parameters alone: folded into a constant on entry, or so
 _SEVERAL = "has several outputs that belong together, and neither may be absent"
 _MAP = "a map is no tensor, so it has no regions"
 _CACHE = "writes into its cache at a place that only the run tells"
+_NO_KERNEL = "onnxruntime has no kernel of it, and writes it out in other operators, if it knows any"
 _TEXT = "text: strings have no fixed size, and its work is small"
 
 _STANDARD: dict[str, str] = {
@@ -39,11 +40,17 @@ _STANDARD: dict[str, str] = {
         ("BlackmanWindow", "Constant", "HammingWindow", "HannWindow", "MelWeightMatrix"),
         _CONSTANT,
     ),
+    **dict.fromkeys(
+        (
+            "CastLike", "CausalConvWithState", "CenterCropPad", "GroupNormalization", "HardSwish", "LinearAttention", "Mish",
+            "NegativeLogLikelihoodLoss", "SoftmaxCrossEntropyLoss", "SwiGLU", "Swish",
+        ),
+        _NO_KERNEL,
+    ),
     **dict.fromkeys(("StringNormalizer", "StringSplit", "TfIdfVectorizer"), _TEXT),
     "Dropout": "removed on entry outside training; in training it draws random numbers",
     "ImageDecoder": "decodes a stream of bytes, of which every pixel needs all; onnxruntime has no kernel of it",
     "MaxUnpool": "its indices count through the whole tensor, over all images and channels, and may point anywhere",
-    "SwiGLU": "onnxruntime has no kernel of it",
     "Split": "replaced on entry by one Slice per output, which splits",
 }  # fmt: skip
 _MICROSOFT: dict[str, str] = {

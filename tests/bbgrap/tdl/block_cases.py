@@ -95,16 +95,6 @@ def affine_grid(draw: Draw) -> Case:
 
 
 @st.composite
-def center_crop_pad(draw: Draw) -> Case:
-    """CenterCropPad of some axes."""
-    shape = draw(shapes(least=2, most=3, extent=5))
-    axes = draw(st.lists(st.integers(0, len(shape) - 1), unique=True, min_size=1, max_size=len(shape) - 1))
-    target = int64(*(draw(st.integers(1, 6)) for _ in axes))
-    x = whole_numbers(random_of(draw), *shape)
-    return Case("CenterCropPad", (x, target), {"axes": tuple(axes)}, frozenset((1,)), loose=None)
-
-
-@st.composite
 def grid_sample(draw: Draw) -> Case:
     """GridSample in 2 and 3 dimensions, inside and outside the map."""
     rank = draw(st.integers(2, 3))
@@ -190,7 +180,6 @@ def stft(draw: Draw) -> Case:
 
 BLOCKS: dict[str, Callable[[], st.SearchStrategy[Case]]] = {
     "AffineGrid": affine_grid,
-    "CenterCropPad": center_crop_pad,
     "Col2Im": col2im,
     "DFT": dft,
     "DeformConv": deform_conv,

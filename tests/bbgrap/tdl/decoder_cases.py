@@ -18,22 +18,22 @@ in_domain = partial(Case, domain=MICROSOFT, exact=False, loose=None)
 
 
 @st.composite
-def _causal_convolution(draw: Draw, domain: str = "") -> Case:
-    """Channels first or, of onnxruntime, last, with and without a state that was."""
+def causal_convolution(draw: Draw) -> Case:
+    """Channels first or last, with and without a state that was."""
     batch, channels, length = draw(st.tuples(*[st.integers(1, 4)] * 3))
-    taps, last = draw(st.integers(2, 4)), bool(domain) and draw(st.booleans())
+    taps, last = draw(st.integers(2, 4)), draw(st.booleans())
 
     def of(words: int) -> Array:
         return floats(draw, batch, words, channels) if last else floats(draw, batch, channels, words)
 
     operands = [of(length), floats(draw, channels, 1, taps), floats(draw, channels) if draw(st.booleans()) else None]
-    dilation = draw(st.integers(1, 2)) if domain else 1
+    dilation = draw(st.integers(1, 2))
     operands += [of((taps - 1) * dilation)] if draw(st.booleans()) else []
     while operands[-1] is None:
         operands.pop()
     attributes: dict[str, Attribute] = {"activation": draw(st.sampled_from(("silu", "none")))} | ({"channels_last": 1} if last else {})
-    attributes |= {"dilation": dilation} if domain else {}
-    return Case("CausalConvWithState", tuple(operands), attributes, opset=28, exact=False, loose=None, domain=domain, further=(1,))
+    attributes |= {"dilation": dilation}
+    return in_domain("CausalConvWithState", tuple(operands), attributes, further=(1,))
 
 
 @st.composite
@@ -46,11 +46,11 @@ def gate(draw: Draw) -> Case:
 
 
 @st.composite
-def _linear_attention(draw: Draw, domain: str = "") -> Case:
-    """Every rule of update; heads of queries that share values, or, of onnxruntime, the other way round; decays of a head or an element."""
+def linear_attention(draw: Draw) -> Case:
+    """Every rule of update; heads of queries that share values, or the other way round; decays of a head or an element."""
     batch, words, groups = draw(st.tuples(*[st.integers(1, 3)] * 3))
     shared = draw(st.integers(1, 3))
-    queries, values = (groups * shared, groups) if not domain or draw(st.booleans()) else (groups, groups * shared)
+    queries, values = (groups * shared, groups) if draw(st.booleans()) else (groups, groups * shared)
     keys = draw(st.sampled_from((groups, values))) if values >= queries else values
     of_key, of_value = draw(st.integers(1, 4)), draw(st.integers(1, 4))
     rule = draw(st.sampled_from(("linear", "gated", "delta", "gated_delta")))
@@ -63,10 +63,7 @@ def _linear_attention(draw: Draw, domain: str = "") -> Case:
     while operands[-1] is None:
         operands.pop()
     attributes: dict[str, Attribute] = {"q_num_heads": queries, "kv_num_heads": values, "update_rule": rule}
-    return Case(
-        "LinearAttention", tuple(operands), attributes, opset=28, exact=False, loose=None, several_ranges=frozenset((0,)), domain=domain,
-        further=(1,),
-    )  # fmt: skip
+    return in_domain("LinearAttention", tuple(operands), attributes, several_ranges=frozenset((0,)), further=(1,))
 
 
 @st.composite
@@ -201,16 +198,12 @@ def table_of_few_bits(draw: Draw) -> Case:
 
 Cases = dict[str, Callable[[], st.SearchStrategy[Case]]]
 
-DECODERS: Cases = {
-    "CausalConvWithState": _causal_convolution,
-    "LinearAttention": _linear_attention,
-}
 MICROSOFT_DECODERS: Cases = {
-    "CausalConvWithState": partial(_causal_convolution, MICROSOFT),
+    "CausalConvWithState": causal_convolution,
     "GatedAdd": gated_add,
     "GatedRMSNorm": gated_norm,
     "GatherBlockQuantized": table_of_few_bits,
-    "LinearAttention": partial(_linear_attention, MICROSOFT),
+    "LinearAttention": linear_attention,
     "LinearAttentionGate": gate,
     "MRotaryEmbedding": rotary_of_pictures,
     "MoE": experts,

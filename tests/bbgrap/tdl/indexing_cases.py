@@ -150,16 +150,6 @@ def reverse_sequence(draw: Draw) -> Case:
     return Case("ReverseSequence", (distinct(draw, *shape), lengths), attributes, loose=None, below={1: shape[1 - batch]})
 
 
-@st.composite
-def _loss(draw: Draw, op: str) -> Case:
-    batch, classes, *space = shape = draw(shapes(least=2, most=4, extent=4))
-    random = random_of(draw)
-    labels = random.integers(0, classes, (batch, *space))
-    weights = (random.uniform(0.5, 1.5, classes).astype(np.float32),) if draw(st.booleans()) else ()
-    scores = random.uniform(-1, 1, shape).astype(np.float32)
-    return Case(op, (scores, labels, *weights), {"reduction": "none"}, opset=13, exact=False, loose=None, below={1: classes})
-
-
 INDEXING: dict[str, Callable[[], st.SearchStrategy[Case]]] = {
     "Gather": gather,
     "GatherElements": gather_elements,
@@ -172,5 +162,4 @@ INDEXING: dict[str, Callable[[], st.SearchStrategy[Case]]] = {
     "TopK": top_k,
     **{op: partial(_arg, op) for op in ("ArgMax", "ArgMin")},
     **{op: partial(_cumulative, op) for op in ("CumSum", "CumProd")},
-    **{op: partial(_loss, op) for op in ("NegativeLogLikelihoodLoss", "SoftmaxCrossEntropyLoss")},
 }

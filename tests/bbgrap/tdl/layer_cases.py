@@ -70,15 +70,6 @@ def instance_norm(draw: Draw) -> Case:
 
 
 @st.composite
-def group_norm(draw: Draw) -> Case:
-    """GroupNormalization with scale and bias per channel (opset 21)."""
-    batch, groups, each, size = draw(st.tuples(*[st.integers(1, 3)] * 4))
-    channels = groups * each
-    operands = (floats(draw, batch, channels, size, 2), floats(draw, channels), floats(draw, channels))
-    return Case("GroupNormalization", operands, {"num_groups": groups}, opset=21, exact=False, loose=None)
-
-
-@st.composite
 def lp_norm(draw: Draw) -> Case:
     """LpNormalization by either norm."""
     shape = draw(shapes(least=2, most=4, extent=4))
@@ -248,7 +239,6 @@ def group_query(draw: Draw) -> Case:
 
 LAYERS: Cases = {
     "Attention": attention,
-    "GroupNormalization": group_norm,
     "InstanceNormalization": instance_norm,
     "LpNormalization": lp_norm,
     "MeanVarianceNormalization": mean_variance,

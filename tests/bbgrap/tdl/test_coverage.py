@@ -2,7 +2,9 @@
 
 import onnx.defs
 import pytest
+from onnxruntime.capi.onnxruntime_pybind11_state import get_all_opkernel_def
 
+from bbgrap.graph.divided_experts import OWN_DOMAIN
 from bbgrap.tdl import described_operators
 from bbgrap.tdl.operators.undescribed import UNDESCRIBED, why_whole
 from tools.operators_page import PAGE, page
@@ -29,6 +31,14 @@ def test_every_operator_of_the_standard_is_described_or_listed():
 def test_no_operator_is_both_and_none_is_made_up():
     assert not set(UNDESCRIBED) & set(described_operators())
     assert {key for key in UNDESCRIBED if key[0] in NEWEST} <= standard_operators()
+
+
+def test_what_is_described_has_a_kernel():
+    """What has none is written out when a file is loaded: nobody sees it."""
+    kernels = {(kernel.domain, kernel.op_name) for kernel in get_all_opkernel_def()}
+    described = {operator for operator in described_operators() if operator[0] != OWN_DOMAIN}
+    assert described <= kernels
+    assert not {operator for operator, reason in UNDESCRIBED.items() if "no kernel" in reason} & kernels
 
 
 @pytest.mark.parametrize(

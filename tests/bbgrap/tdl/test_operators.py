@@ -11,7 +11,7 @@ from bbgrap.graph.divided_experts import OWN_DOMAIN
 from bbgrap.shapemap import IntervalSet, ShapeMap
 from bbgrap.tdl import described_operators
 from tests.bbgrap.tdl.block_cases import BLOCKS
-from tests.bbgrap.tdl.decoder_cases import DECODERS, MICROSOFT_DECODERS, OWN_DECODERS
+from tests.bbgrap.tdl.decoder_cases import MICROSOFT_DECODERS, OWN_DECODERS
 from tests.bbgrap.tdl.elementwise_cases import ELEMENTWISE
 from tests.bbgrap.tdl.estimator_cases import ESTIMATORS, distances
 from tests.bbgrap.tdl.indexing_cases import INDEXING
@@ -23,7 +23,7 @@ from tests.bbgrap.tdl.window_cases import WINDOWS, whole_numbers
 from tests.strategies import tiles
 
 STRUCTURED = {("", op): case for op, case in (WINDOWS | OTHERS).items()}
-BRIEF = {("", op): case for op, case in (ELEMENTWISE | INDEXING | BLOCKS | LAYERS | DECODERS | QUANTIZED).items()}
+BRIEF = {("", op): case for op, case in (ELEMENTWISE | INDEXING | BLOCKS | LAYERS | QUANTIZED).items()}
 BRIEF |= {("com.microsoft", op): case for op, case in (MICROSOFT_LAYERS | MICROSOFT_DECODERS | MICROSOFT_QUANTIZED).items()}
 BRIEF |= {("ai.onnx.ml", op): case for op, case in ESTIMATORS.items()} | {("com.microsoft", "CDist"): distances}
 BRIEF |= {(OWN_DOMAIN, op): case for op, case in OWN_DECODERS.items()}

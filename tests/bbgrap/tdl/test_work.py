@@ -108,7 +108,7 @@ def test_a_transform_is_charged_for_the_length_that_signals_are_padded_to():
 
 def test_functions_that_are_computed_one_by_one_are_charged_for_every_element():
     one, many = tensor(1, 4, 6, 8), 4 * 6 * 8
-    for op in ("Mish", "Softplus", "Sin"):
+    for op in ("Softplus", "Sin"):
         done = work(graph_of(op, (one,), output=one, opset=20))
         assert (done.kind, done.flops >= 3 * many) == ("scalar", True)
     assert work(graph_of("Relu", (one,), output=one)).kind == "elementwise"
