@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from bbgrap.errors import PlanError
+from bbgrap.graph.lower import RECURRENT
 from bbgrap.graph.types import Array, Attribute, DType, Graph, Node, TensorType
 from bbgrap.shapemap import ShapeMap
 from bbgrap.tdl.analysis import input_regions
@@ -218,10 +219,12 @@ def describe(graph: Graph, node: Node) -> Description | None:
     """Return the description of a node, or None if it has none and must run whole on one machine.
 
     None for: no rule; an opset below 13; a tensor of unknown shape or of a type that cannot leave its machine; more outputs in use than
-    the description speaks of; control flow; an empty tensor.
+    the description speaks of, or not the first one, but of a recurrent layer; control flow; an empty tensor.
     """
     rule = _RULES.get((node.domain, node.op))
     if rule is None or graph.opsets.get("", 0) < MINIMUM_OPSET or node.captured:
+        return None
+    if not node.outputs[0] and node.op not in RECURRENT:
         return None
     site = site_of(graph, node)
     types = [t for t in (*site.inputs, *site.outputs) if t is not None]

@@ -19,7 +19,6 @@ from bbgrap.tdl.operators.common import (
     unit_of,
     wholes,
     with_whole_axes,
-    yields_only_first,
 )
 from bbgrap.tdl.rule import LocalNode, OperatorRule, Site, register, same_node
 
@@ -110,8 +109,6 @@ def attention_reads(site: Site, out: tuple[Index, ...], *, queries: bool, heads:
 
 def describe_attention(site: Site) -> Description | None:
     """Y[b, h, s, :] = softmax(Q[b, h, s, :] · K[b, h // R, :, :] + mask) · V[b, h // R, :, :]."""
-    if not yields_only_first(site):
-        return None
     knows_place = site.integer("is_causal", 0) or any(site.integer(f"{side}_window_size", -1) != -1 for side in ("left", "right"))
     out = output_indices(site)
     place, fixed = attention_reads(site, out, queries=not knows_place, heads=True)
@@ -142,7 +139,7 @@ def describe_multi_head_attention(site: Site) -> Description | None:
     queries' may come by head, [batch, heads, words, elements].
     """
     caches = len(site.node.outputs) - 1
-    if not site.node.outputs[0] or caches not in (0, 2) or any(site.has(k) for k in (8, 9)) or not (site.has(1) and site.has(2)):
+    if caches not in (0, 2) or any(site.has(k) for k in (8, 9)) or not (site.has(1) and site.has(2)):
         return None
     if any(site.has(k) for k in (6, 7)) and not caches:
         return None  # the kernel reads no past then
@@ -167,7 +164,7 @@ def describe_multi_head_attention(site: Site) -> Description | None:
 
 def describe_fused_attention(site: Site) -> Description | None:
     """The `Attention` of onnxruntime, which also computes queries, keys and values: only the batch splits."""
-    if not yields_only_first(site) or site.has(4) or site.has(6):
+    if site.has(4) or site.has(6):
         return None
     out = output_indices(site)
     reads = [operand(0)[out[0], ALL, ALL], *wholes(site, (1, 2))]

@@ -76,11 +76,6 @@ def with_whole_axes(
     return Description(out, Opaque(function, tuple(reads), fixed, flops), extra)
 
 
-def yields_only_first(site: Site) -> bool:
-    """Tell whether the one output in use is the first."""
-    return [bool(name) for name in site.node.outputs] == [True]
-
-
 def is_scalar(site: Site, number: int) -> bool:
     """Tell whether an operand is absent or has one element."""
     return not site.has(number) or int(np.prod(site.shape(number), dtype=np.int64)) == 1

@@ -40,7 +40,7 @@ def describe_estimator(site: Site) -> Description | None:
     """labels[n] = f(x[n, :]), scores[n, :] = g(x[n, :])."""
     made = [kind.known_shape for kind in site.outputs]
     rows, columns = site.shape(0) if len(site.shape(0)) == 2 else (0, 0)
-    if not site.node.outputs[0] or any(shape[:1] != (rows,) for shape in made):
+    if any(shape[:1] != (rows,) for shape in made):
         return None
     n, *columns_made = output_indices(site)
     flops = -(-_flops_of_row(site, columns) // max(1, site.outputs[0].known_shape[-1] if columns_made else 1))

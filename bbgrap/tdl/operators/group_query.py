@@ -28,7 +28,7 @@ def describe_group_query(site: Site) -> Description | None:
     beyond = any(site.has(number) for number in range(SINK + 1, len(site.inputs)))
     scores = len(site.node.outputs) > 3
     forgets = site.has(PAST_KEY) and len(site.outputs) < 3
-    if beyond or scores or forgets or not site.node.outputs[0] or not (site.has(1) and site.has(2)):
+    if beyond or scores or forgets or not (site.has(1) and site.has(2)):
         return None
     out = output_indices(site)
     batch, lengths = out[0], site.shape(LENGTHS)

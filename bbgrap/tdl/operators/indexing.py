@@ -132,7 +132,7 @@ def describe_arg(site: Site) -> Description | None:
 def describe_top(site: Site) -> Description | None:
     """values[..., j, ...], indices[..., j, ...] = the j-th largest (smallest) of x[..., :, ...], and its place; the axis stays whole."""
     out = output_indices(site)
-    if not out or not site.node.outputs[0] or site.constant(1) is None:
+    if not out or site.constant(1) is None:
         return None
     fixed = {site.integer("axis", -1) % len(out)}
     return with_whole_axes("TopK", out, [operand(0)[but(out, fixed)]], fixed, extra=(but(out, fixed),) * (len(site.outputs) - 1))

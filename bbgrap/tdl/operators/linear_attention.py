@@ -28,7 +28,7 @@ def describe_causal_convolution(site: Site) -> Description | None:
     """
     out = output_indices(site)
     last = bool(site.integer("channels_last", 0))
-    if not site.node.outputs[0] or len(out) != 3:
+    if len(out) != 3:
         return None
     channel = 2 if last else 1
     c, fixed = out[channel], set(range(1, len(out))) - {channel}
@@ -43,8 +43,6 @@ def describe_causal_convolution(site: Site) -> Description | None:
 def describe_gate(site: Site) -> Description | None:
     """decay[b, t, h] = scale[h] * softplus(a[b, t, h] + bias[h]), and update rates, a sigmoid of b[b, t, h]."""
     out = output_indices(site)
-    if not site.node.outputs[0]:
-        return None
     reads = [operand(0)[out], operand(1)[(out[-1],)], operand(2)[(out[-1],)]] + ([operand(3)[out]] if site.has(3) else [])
     return Description(out, ScalarCall("gate", tuple(reads)), extra=(out,) * (len(site.outputs) - 1))
 
@@ -67,8 +65,6 @@ def groups_of(site: Site) -> Groups:
 
 def describe_linear_attention(site: Site) -> Description | None:
     """Y[b, :, h] = queries of h's group · states of it, of which every word forgets a part and to which it adds; the last are put out."""
-    if not site.node.outputs[0]:
-        return None
     out, groups = output_indices(site), groups_of(site)
     group = out[2] if groups.unit == 1 else out[2] // groups.unit
 

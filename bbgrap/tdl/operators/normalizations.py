@@ -35,7 +35,7 @@ def _over_trailing(out: tuple[Index, ...], axis: int, shape: Sequence[int], numb
 def describe_layer_normalization(site: Site) -> Description | None:
     """out[before..., after...] = normalised x[before..., :...] * scale + bias; everything from the axis on stays whole."""
     out = output_indices(site)
-    if not out or not site.node.outputs[0]:
+    if not out:
         return None
     axis = site.integer("axis", -1) % len(out)
     fixed = range(axis, len(out))
@@ -53,8 +53,6 @@ def describe_layer_normalization(site: Site) -> Description | None:
 
 def describe_skip_normalization(site: Site) -> Description | None:
     """out[..., :] = normalised (x + skip + bias)[..., :] * gamma + beta, and that sum; the last axis stays whole."""
-    if not site.node.outputs[0]:
-        return None
     out = output_indices(site)
     last = {len(out) - 1}
     follows = broadcast(out, site.shape(1))
@@ -65,8 +63,6 @@ def describe_skip_normalization(site: Site) -> Description | None:
 
 def describe_embedding(site: Site) -> Description | None:
     """out[b, :, :] = normalised rows of three tables, by words[b, :], segments[b, :] and place, how many words count, and the sum."""
-    if not site.node.outputs[0]:
-        return None
     out = output_indices(site)
     own = [operand(k)[(Constant(0) if site.shape(k)[0] == 1 else out[0], ALL)] for k in (0, 1, 7, 8) if site.has(k)]
     further: tuple[tuple[Subscript, ...], ...] = tuple((out[0], *(ALL,) * (len(kind.known_shape) - 1)) for kind in site.outputs[1:])

@@ -15,7 +15,7 @@ from bbgrap.graph.types import Attribute
 from bbgrap.shapemap import Interval, ShapeMap
 from bbgrap.tdl.analysis import Shape
 from bbgrap.tdl.language import Access, Description, Expression, Index, IndexExpression, Max, ScalarCall, Sum, operand
-from bbgrap.tdl.operators.common import Reads, cropped, first_read, output_indices, spatial_interval, yields_only_first
+from bbgrap.tdl.operators.common import Reads, cropped, first_read, output_indices, spatial_interval
 from bbgrap.tdl.rule import Input, LocalNode, OperatorRule, Site, operands_of, register
 
 T = TypeVar("T")
@@ -141,7 +141,7 @@ def describe_pool(site: Site) -> Description | None:
     layout, windows = map_axes(site), pool_windows(site)
     same = site.text("auto_pad", "NOTSET") in ("SAME_UPPER", "SAME_LOWER")
     open_cases = bool(site.integer("ceil_mode", 0)) or any(w.dilation != 1 for w in windows)
-    if not yields_only_first(site) or site.integer("storage_order", 0) or is_odd(windows) or (same and open_cases):
+    if site.integer("storage_order", 0) or is_odd(windows) or (same and open_cases):
         return None  # the standard leaves SAME with ceil_mode open; with dilations, onnxruntime pads as if there were none
     n, c, s = output_axes(site, layout)
     k = spatial("k", tuple(w.kernel for w in windows))
