@@ -23,7 +23,6 @@ from bbgrap.engine.quantized import FLOAT_FUSIONS, is_quantized
 from bbgrap.engine.sessions import ADDS_BEFORE_NORMS, JOINS_AXES, make_session
 from bbgrap.engine.true_types import typed_graph
 from bbgrap.errors import ModelError
-from bbgrap.graph.onnx_few_bits import accuracy_levels
 from bbgrap.graph.onnx_free import has_free_inputs, moving_axes
 from bbgrap.graph.onnx_group_norms import with_plain_group_norms
 from bbgrap.graph.onnx_io import OnnxModel, as_model_error, read_model, with_input_shapes
@@ -31,6 +30,7 @@ from bbgrap.graph.onnx_opset import as_old_as_its_operators
 from bbgrap.graph.onnx_read import checker_fault
 from bbgrap.graph.onnx_shapes import with_sizes_of_shapes, without_weights
 from bbgrap.graph.onnx_subnormal import without_subnormal_weights
+from bbgrap.graph.onnx_tidy import graphs_of
 from bbgrap.graph.types import Graph
 from bbgrap.tdl.bit_sensitive import CHOOSING, CONTROL, INT8_ACTIVATIONS, ROUNDING
 
@@ -130,7 +130,7 @@ def fold(model: OnnxModel, free: OnnxModel | None = None) -> OnnxModel:
     Raises:
         ModelError: if onnxruntime cannot load the model.
     """
-    quantized = is_quantized(model) or INT8_ACTIVATIONS in accuracy_levels(model)
+    quantized = is_quantized(model) or _rounds_to_bytes(model)
     level = ort.GraphOptimizationLevel.ORT_ENABLE_ALL if quantized else ort.GraphOptimizationLevel.ORT_ENABLE_BASIC
     folded = optimized(*model.detached(), level, model.name, without=FLOAT_FUSIONS if quantized else ())
     if quantized and free is not None and _joined(folded) - _joined(model):
@@ -144,6 +144,12 @@ def fold(model: OnnxModel, free: OnnxModel | None = None) -> OnnxModel:
         # Without kernels for float16, onnxruntime computes in float32 behind casts, which it adds when constants have been folded.
         return optimized(*folded.detached(), ort.GraphOptimizationLevel.ORT_ENABLE_BASIC, model.name)
     return folded
+
+
+def _rounds_to_bytes(model: OnnxModel) -> bool:
+    """Tell whether a product of few bits, maybe in a body, rounds what it reads to bytes."""
+    nodes = (node for graph in graphs_of(model.proto.graph) for node in graph.node if node.op_type == "MatMulNBits")
+    return any(given.name == "accuracy_level" and given.i == INT8_ACTIVATIONS for node in nodes for given in node.attribute)
 
 
 def _joined(model: OnnxModel) -> Counter[str]:

@@ -13,8 +13,6 @@ from bbgrap.compiler.simulate import simulate
 from bbgrap.engine.kernels import local_kernels
 from bbgrap.engine.load import load_graph
 from bbgrap.engine.prepare import plan_graph
-from bbgrap.graph.onnx_few_bits import accuracy_levels
-from bbgrap.graph.onnx_read import read_model
 from bbgrap.planners.options import PlanOptions
 from tests.value_models import plain_answers
 
@@ -57,7 +55,3 @@ def test_pieces_round_as_the_whole_does(split, tmp_path):
     artifacts = export(plan.compiled.optimized)
     (found,) = simulate(artifacts, [x], local_kernels(artifacts))
     assert np.array_equal(found, plain_answers(path, {"x": x})[0])
-
-
-def test_levels_are_told(tmp_path):
-    assert accuracy_levels(read_model(saved(tmp_path / "model.onnx", 4)[0])) == {4}
