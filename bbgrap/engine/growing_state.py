@@ -19,7 +19,7 @@ from bbgrap.compiler.sequences import for_sequences
 from bbgrap.engine.prepare import PreparedVariant, fit
 from bbgrap.errors import BbgrapError, PlanError
 from bbgrap.graph import Graph
-from bbgrap.graph.state import counts_words, grows, with_growth, with_state
+from bbgrap.graph.state import counts_words, grows, of_batch, with_growth, with_state
 from bbgrap.planners.bbgrap import all_descriptions
 from bbgrap.planners.forms import form_with
 from bbgrap.planners.options import PlanOptions
@@ -55,7 +55,26 @@ def prepare_growing(first: Graph, load: LoadGraph, declared: DeclaredSizes, clus
         PlanError: if there is none, or what it ships is not the same for two lengths: then sequences stay on nodes that have
             the model whole.
     """
-    graph, longer = _of_several_lengths(first, load, declared)
+    batch = of_batch(declared, {name: first.types[name].known_shape for name in first.inputs}, _moving(first))
+    refused: list[PlanError] = []
+    for fixed in dict.fromkeys((frozenset[str](), batch)):
+        try:
+            return _with_fixed(first, load, declared, cluster, options, fixed)
+        except PlanError as error:
+            refused.append(error)
+    raise refused[0]
+
+
+def _moving(first: Graph) -> tuple[str, ...]:
+    """Return the state that is no lasting input."""
+    return tuple(name for name, output in first.state.items() if name != output)
+
+
+def _with_fixed(
+    first: Graph, load: LoadGraph, declared: DeclaredSizes, cluster: Cluster, options: PlanOptions, fixed: frozenset[str]
+) -> PreparedVariant:
+    """Prepare it where axes of these symbols, too, are as long in all requests as in the first one."""
+    graph, longer = _of_several_lengths(first, load, declared, fixed)
     refused: list[str] = []
     for planner in dict.fromkeys((options.planner, UNCUTTING)):
         try:
@@ -67,7 +86,7 @@ def prepare_growing(first: Graph, load: LoadGraph, declared: DeclaredSizes, clus
     raise PlanError(f"model '{first.name}': its state grows, and no plan leaves that whole: {'; '.join(refused)}")
 
 
-def _of_several_lengths(first: Graph, load: LoadGraph, declared: DeclaredSizes) -> tuple[Graph, Graph]:
+def _of_several_lengths(first: Graph, load: LoadGraph, declared: DeclaredSizes, fixed: frozenset[str]) -> tuple[Graph, Graph]:
     """Return a model with state for two lengths of it, with the axes that move.
 
     What a file calls an axis does not always tell that it is of all words, as that of a mask is: `torch.export` numbers symbols. Where
@@ -80,16 +99,16 @@ def _of_several_lengths(first: Graph, load: LoadGraph, declared: DeclaredSizes) 
     refused: list[BbgrapError] = []
     for total in (None, *symbols):
         try:
-            return _opened(first, load, declared, total)
+            return _opened(first, load, declared, total, fixed)
         except BbgrapError as error:
             refused.append(error)
     raise PlanError(f"model '{first.name}': its state grows, and one program for all lengths cannot be made: {refused[0]}")
 
 
-def _opened(first: Graph, load: LoadGraph, declared: DeclaredSizes, total: str | None) -> tuple[Graph, Graph]:
+def _opened(first: Graph, load: LoadGraph, declared: DeclaredSizes, total: str | None, fixed: frozenset[str]) -> tuple[Graph, Graph]:
     length = LENGTH if grows(first) else 1  # there is room for so many, at least
-    shapes = [_shapes(first, declared, words, length + words - 1, total) for words in (1, 2)]
-    brief = _shapes(first, declared, 1, SHORT if grows(first) else length, total)
+    shapes = [_shapes(first, declared, words, length + words - 1, total, fixed) for words in (1, 2)]
+    brief = _shapes(first, declared, 1, SHORT if grows(first) else length, total, fixed)
     axes = {
         name: frozenset(a for a, (one, other) in enumerate(zip(shapes[0][name], shapes[1][name], strict=True)) if one != other)
         for name in first.inputs
@@ -118,12 +137,14 @@ def _made(graph: Graph, longer: Graph, cluster: Cluster, options: PlanOptions) -
     return replace(planned, artifacts=shipped), plan
 
 
-def _shapes(first: Graph, declared: DeclaredSizes, words: int, length: int, total: str | None) -> dict[str, tuple[int, ...]]:
+def _shapes(
+    first: Graph, declared: DeclaredSizes, words: int, length: int, total: str | None, batch: frozenset[str]
+) -> dict[str, tuple[int, ...]]:
     """Return the shapes of a request of some words after so many: those of the first one, but for what is free and no state's.
 
-    `total` is a symbol of an axis of all words.
+    `total` is a symbol of an axis of all words, those of `batch` are of axes that stay as they are.
     """
-    fixed: set[str] = set()
+    fixed = set(batch)
     growing: set[str] = set()
     shapes: dict[str, tuple[int, ...]] = {}
     for name, output in first.state.items():

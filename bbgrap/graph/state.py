@@ -10,7 +10,7 @@ comes with the first request of a sequence, and stays.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from bbgrap.errors import ModelError, PlanError
@@ -85,6 +85,23 @@ def grows(graph: Graph) -> bool:
 def counts_words(symbol: int | str | None) -> bool:
     """Whether an axis is of all words so far: exporters call that of a mask `total...`."""
     return isinstance(symbol, str) and symbol.startswith("total")
+
+
+def of_batch(
+    declared: Mapping[str, Sequence[int | str | None]], sizes: Mapping[str, Sequence[int]], state: Collection[str]
+) -> frozenset[str]:
+    """Return symbols of first axes of inputs, as a mask has one, that are no others' and as long as those of the state.
+
+    They may be of the batch: `torch.export` numbers axes, and gives two one number only where something needs them to be one.
+    """
+    theirs = {symbol for name in state for symbol in declared.get(name, ()) if isinstance(symbol, str)}
+    lengths = {sizes[name][0] for name in state if theirs.intersection(declared.get(name, ())[:1])}
+    found = set()
+    for name in declared.keys() - set(state):
+        first, *more = declared[name] or (None,)
+        if isinstance(first, str) and more and not theirs.intersection(declared[name]) and {sizes[name][0]} == lengths:
+            found.add(first)
+    return frozenset(found)
 
 
 def kept_region(graph: Graph, name: str, region: ShapeMap) -> ShapeMap:

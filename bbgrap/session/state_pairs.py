@@ -11,7 +11,7 @@ import numpy as np
 
 from bbgrap.errors import UsageError
 from bbgrap.graph.onnx_types import array_of_content
-from bbgrap.graph.state import OF_ENCODER, counts_words
+from bbgrap.graph.state import OF_ENCODER, counts_words, of_batch
 from bbgrap.graph.types import Array, DType
 from bbgrap.session.signature import NodeArg, Shapes, Signature
 
@@ -165,7 +165,9 @@ def planned_shapes(pairs: Sequence[tuple[str, str]], signature: Signature, shape
     growing: dict[str, set[int]] = {name: set() for name, output in pairs if name != output}
     # Exporters that are told of inputs only call the batch otherwise in outputs.
     told = {symbol for arg in signature.inputs if arg.name not in growing for symbol in arg.shape}
-    fixed: set[int | str | None] = set()
+    declared = {arg.name: arg.shape for arg in signature.inputs if arg.has_rank}
+    sizes = {arg.name: shape for arg, shape in zip(signature.inputs, shapes, strict=True)}
+    fixed: set[int | str | None] = set(of_batch(declared, sizes, growing))
     for name in growing:
         for axis, (before, after) in enumerate(zip(inputs[name].shape, outputs[dict(pairs)[name]].shape, strict=False)):
             if before != after and not isinstance(before, int) and before not in told and before not in signature.windows:

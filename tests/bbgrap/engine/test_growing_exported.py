@@ -7,7 +7,10 @@ from onnx import TensorProto, helper, numpy_helper
 
 from bbgrap.compiler.simulate import simulate_step
 from bbgrap.engine.kernels import local_kernels
+from bbgrap.graph.onnx_read import read_model
 from bbgrap.planners.options import PlanOptions
+from bbgrap.session.signature import Signature
+from bbgrap.session.state_pairs import planned_shapes
 from tests.bbgrap.engine.test_growing_state import PAIRS, check_words, halves, prepared
 from tests.sequence_models import HEADS, SIZE, Alone, decoder
 
@@ -208,6 +211,18 @@ def test_a_decoder_is_divided_and_answers_as_plain_onnxruntime_does(tmp_path, pl
         assert len({str(tile.region) for tile in tiles}) == 2, "each device computes a part of its own"
 
 
+def check_masked(artifacts, graph, model, empty, batch):
+    """Requests of words with a mask of all so far are answered as plain onnxruntime does."""
+    first, further = halves(artifacts)
+    alone, random, held, total = Alone(model, PAIRS, empty), np.random.default_rng(0), [()] * 2, 0
+    for count in (3, 1, 4, 1):
+        program, total = (further if total else first), total + count
+        feed = {"input_ids": random.integers(0, 50, (batch, count)), "mask": random.standard_normal((batch, total)).astype(np.float32)}
+        names = graph.given if program is further else graph.inputs
+        outputs, held = simulate_step(program, [(feed | empty)[name] for name in names], held, local_kernels(program))
+        np.testing.assert_allclose(outputs[0], alone.run(feed)[0], rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize("symbol", ["s12", "total_length"])
 def test_the_axis_of_a_mask_is_of_all_words_whatever_it_is_called(tmp_path, symbol):
     nodes = [("Unsqueeze", ["mask", "sides"], ["mask of scores"]), ("Add", ["scores", "mask of scores"], ["masked"])]
@@ -217,11 +232,31 @@ def test_the_axis_of_a_mask_is_of_all_words_whatever_it_is_called(tmp_path, symb
     shapes = {"input_ids": (1, 3), "mask": (1, 3), **{name: array.shape for name, array in empty.items()}}
     planned, plan = prepared(tmp_path, model.SerializeToString(), shapes, PAIRS, PlanOptions("tensor-parallel"))
     assert plan.planner == "tensor-parallel"
-    first, further = halves(planned.artifacts)
-    alone, random, held, total = Alone(model.SerializeToString(), PAIRS, empty), np.random.default_rng(0), [()] * 2, 0
-    for count in (3, 1, 4, 1):
-        program, total = (further if total else first), total + count
-        feed = {"input_ids": random.integers(0, 50, (1, count)), "mask": random.standard_normal((1, total)).astype(np.float32)}
-        names = plan.graph.given if program is further else plan.graph.inputs
-        outputs, held = simulate_step(program, [(feed | empty)[name] for name in names], held, local_kernels(program))
-        np.testing.assert_allclose(outputs[0], alone.run(feed)[0], rtol=1e-5, atol=1e-6)
+    check_masked(planned.artifacts, plan.graph, model.SerializeToString(), empty, 1)
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+def test_a_batch_is_found_where_a_mask_calls_it_otherwise(tmp_path, batch):
+    """As `view(batch, -1)` of a mask in GPT-2 is written: as many rows as there are of words, though torch.export numbers them apart."""
+    nodes = [
+        ("Shape", ["input_ids"], ["asked"]),
+        ("Slice", ["asked", "zero", "first", "zero"], ["rows"]),
+        ("Concat", ["rows", "rest"], ["rows and rest"], {"axis": 0}),
+        ("Reshape", ["mask", "rows and rest"], ["viewed"]),
+        ("Unsqueeze", ["viewed", "sides"], ["mask of scores"]),
+        ("Add", ["scores", "mask of scores"], ["masked"]),
+    ]
+    constants = {"zero": [0], "first": [1], "rest": [-1], "sides": [1, 2]}
+    model = onnx.load_from_string(with_nodes("Softmax", ("scores", "masked"), nodes, constants))
+    model.graph.input.append(helper.make_tensor_value_info("mask", TensorProto.FLOAT, ["s86", "s12"]))
+    empty = {name: np.zeros((batch, HEADS, 0, SIZE), np.float32) for name in PAIRS}
+    path = tmp_path / "asked.onnx"
+    path.write_bytes(model.SerializeToString())
+    signature = Signature.of(read_model(path))
+    asked = {"input_ids": (batch, 3), "mask": (batch, 3), **{name: array.shape for name, array in empty.items()}}
+    planned_for = planned_shapes(tuple(PAIRS.items()), signature, tuple(asked[arg.name] for arg in signature.inputs))
+    shapes = dict(zip((arg.name for arg in signature.inputs), planned_for, strict=True))
+    assert shapes["mask"][0] == batch
+    planned, plan = prepared(tmp_path, model.SerializeToString(), shapes, PAIRS, PlanOptions("tensor-parallel"))
+    assert plan.planner == "tensor-parallel"
+    check_masked(planned.artifacts, plan.graph, model.SerializeToString(), empty, batch)
