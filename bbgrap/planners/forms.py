@@ -3,8 +3,9 @@
 Machines that have the whole model keep the first form. The second has dynamic quantizers with their ranges apart
 (`bbgrap.graph.dynamic_ranges`), with the same bits, and mixtures with their experts (`bbgrap.graph.divided_experts`, which says where
 bits are others). Normalisations of maps whose statistics are partial sums (`bbgrap.graph.divided_norms`), attention without a mask
-apart from its projections (`bbgrap.graph.divided_attention`), and products of training steps apart from what an update adds
-(`bbgrap.graph.step_products`) are left where a jump that counts depends on them, as other partial sums are.
+apart from its projections (`bbgrap.graph.divided_attention`), products of rows of several axes (`bbgrap.graph.divided_products`), and those
+of training steps apart from what an update adds (`bbgrap.graph.step_products`) are left where a jump that counts depends on them, as other
+partial sums are.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from bbgrap.graph import Graph
 from bbgrap.graph.divided_attention import with_attention_apart
 from bbgrap.graph.divided_experts import with_experts_apart
 from bbgrap.graph.divided_norms import with_divided_norms
+from bbgrap.graph.divided_products import with_products_apart
 from bbgrap.graph.dynamic_ranges import with_ranges_apart
 from bbgrap.graph.step_products import with_step_products
 from bbgrap.tdl.bit_sensitive import bit_sensitive_nodes
@@ -24,7 +26,8 @@ def forms_of(graph: Graph) -> tuple[Graph, ...]:
     """Return a graph as it is, and with what can be cut then taken apart, if there is anything."""
     kept = bit_sensitive_nodes(graph)
     exact = with_experts_apart(with_ranges_apart(graph))
-    apart = with_step_products(with_divided_norms(with_attention_apart(exact, kept), kept), kept)
+    rows = with_products_apart(with_attention_apart(exact, kept), kept)
+    apart = with_step_products(with_divided_norms(rows, kept), kept)
     return (graph,) if apart is graph else (graph, apart)
 
 
