@@ -86,10 +86,11 @@ class _Follower:
         """The tiles of every first output so far."""
         self.everyones: dict[str, tuple[int, ...]] = {}
         """The values that devices have computed each for itself, and which devices."""
-        self.axes: dict[str, Axes] = {name: self._input_axes(len(graph.types[name].shape or ())) for name in graph.inputs}
+        self.axes: dict[str, Axes] = {name: self._input_axes(name) for name in graph.inputs}
 
-    def _input_axes(self, rank: int) -> Axes:
-        rows = self._row_axis(rank)
+    def _input_axes(self, name: str) -> Axes:
+        rank = len(self.graph.types[name].shape or ())
+        rows = self._row_axis(name, rank)
         columns = rank - 1 if rank > 3 else None
         match self.split:
             case "rows":
@@ -103,13 +104,31 @@ class _Follower:
             case "batch":
                 return (0 if rank else None,)
 
-    def _row_axis(self, rank: int) -> int | None:
+    def _row_axis(self, name: str, rank: int) -> int | None:
         """Return the axis of an input that `rows` means: [N, C, H, ...] the third, [N, C, L] too, of [batch, sequence, ...] the second."""
-        if rank == 3 and not any(
-            node.op in WINDOWED and len(self.graph.types[node.inputs[0]].shape or ()) == 3 for node in self.graph.nodes
+        if rank == 3 and (
+            not any(map(self._is_windowed_sequence, self.graph.nodes)) or (self._slides(name, 1) and not self._slides(name, 2))
         ):
             return 1
         return 2 if rank > 2 else 1 if rank == 2 else None
+
+    def _is_windowed_sequence(self, node: Node) -> bool:
+        return node.op in WINDOWED and len(self.graph.types[node.inputs[0]].shape or ()) == 3
+
+    def _slides(self, name: str, axis: int) -> bool:
+        """Whether windows slide over an axis of an input, perhaps after it was transposed: vocoders take [batch, frames, bands]."""
+        followed = {name: axis}
+        for node in self.graph.nodes:
+            number = next((number for number, value in enumerate(node.inputs) if value in followed), None)
+            description = self.descriptions[node.name]
+            if number is None or description is None:
+                continue
+            if number == 0 and followed[node.inputs[0]] == 2 and self._is_windowed_sequence(node):
+                return True
+            survives = surviving_axis(description, number, followed[node.inputs[number]])
+            if survives is not None:
+                followed[node.first_output] = survives
+        return False
 
     def tiles(self, node: Node, description: Description | None) -> tuple[Tile, ...]:
         """Return the tiles of a node and remember them, and along which axes its output is cut."""

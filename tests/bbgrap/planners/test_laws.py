@@ -106,3 +106,16 @@ def test_an_operator_that_slides_makes_no_piece_with_gaps(tmp_path: Path) -> Non
 @pytest.mark.parametrize("devices", [2, 3])
 def test_rolled_maps_agree_in_every_plan(devices: int, tmp_path: Path) -> None:
     assert_all_agree(rolled(tmp_path), (1, 3, 9, 8), devices)
+
+
+@pytest.mark.parametrize(("shape", "before"), [((1, 24, 4), ["Transpose"]), ((1, 4, 24), []), ((1, 4, 24), ["Relu"])])
+def test_rows_are_what_windows_slide_over_though_it_comes_transposed(tmp_path: Path, shape: tuple[int, ...], before: list[str]) -> None:
+    perm = {"Transpose": {"perm": [0, 2, 1]}}
+    nodes = [helper.make_node(op, ["x"], ["maps"], **perm.get(op, {})) for op in before]
+    nodes.append(helper.make_node("Conv", ["maps" if before else "x", "w"], ["c"], name="conv", pads=[1, 1]))
+    nodes.append(helper.make_node("ConvTranspose", ["c", "u"], ["y"], name="up", strides=[2]))
+    path = saved(tmp_path / "vocoder.onnx", nodes, list(shape), w=normal(6, 4, 3), u=normal(6, 2, 4))
+    graph = load_graph(path, {"x": shape})
+    plan = plan_graph(graph, Cluster.even(2), PlanOptions(split="rows")).compiled.plan
+    assert [[len(tile.region.axes[2]) for tile in plan.tiles[name]] for name in ("conv", "up")] == [[12, 12], [25, 25]]
+    assert_all_agree(path, shape, 2)
