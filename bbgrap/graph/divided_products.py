@@ -26,16 +26,17 @@ _PLAIN = {"alpha": 1.0, "beta": 1.0, "transA": 0, "transB": 0}
 
 def with_products_apart(graph: Graph, kept: Collection[str]) -> Graph:
     """Return a graph with such products in the second form, but for nodes that are `kept`, as their bits may change; or the same graph."""
-    writer = Rewriter(graph)
-    apart: dict[str, str] = {}
-    for node in graph.nodes:
+
+    def write(writer: Rewriter, node: Node) -> bool:
         if node.name not in kept and (axes := _joined_axes(graph, node)):
-            apart[node.first_output] = _write_apart(writer, node, axes)
-        elif node.op == "Reshape" and node.inputs[0] in apart and graph.types[node.first_output].shape is not None:
-            writer.nodes.append(_of_apart(writer, node, apart[node.inputs[0]]))
+            writer.instead[node.first_output] = _write_apart(writer, node, axes)
+        elif node.op == "Reshape" and node.inputs[0] in writer.instead and graph.types[node.first_output].shape is not None:
+            writer.nodes.append(_of_apart(writer, node, writer.instead[node.inputs[0]]))
         else:
-            writer.nodes.append(node)
-    made = writer.graph()
+            return False
+        return True
+
+    made = Rewriter(graph).run(write)
     return graph if made is graph else remove_dead(remove_wires(made))
 
 
