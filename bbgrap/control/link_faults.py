@@ -7,7 +7,7 @@ Law: what may have been lost with a connection runs again, here or elsewhere.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from bbgrap.cluster.types import COORDINATOR
 from bbgrap.control.coordinator_instructions import CoordinatorInstruction, Log
@@ -21,6 +21,8 @@ from bbgrap.protocol.messages import LinksTried
 
 MAX_STALLS = 3
 """Requests in a row that stall on a variant whose links are well; then it is loaded anew."""
+SAME_S = 1.0
+"""Connections of an agent that break so soon after one another break for one reason, and one of them is told. Chosen."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +34,8 @@ class LinkFaults:
     _loading: Loading
     _planning: Planning
     _recovery: RequestRecovery
+    _told: dict[str, float] = field(default_factory=dict)
+    """When it was told last that a connection of an agent broke, in seconds, by name."""
 
     def broken(self, member: Member | None, address: str, now: float, reason: str = "") -> list[CoordinatorInstruction]:
         """Run again what a broken connection may have lost, and find out whether the two still reach each other.
@@ -51,8 +55,11 @@ class LinkFaults:
                 held_for = first.name if other is None else other.name
                 done += self._recovery.hold(variant, held_for, now, between_agents=name != COORDINATOR)
         trials = self._links.suspect(first, name, now)
-        told = [Log(f"'{first.name}' to '{name}': the connection broke: {reason}")] if reason and trials else []  # and not again meanwhile
-        return [*told, *done, *trials]
+        ends = {first.name, name} - {COORDINATOR}
+        if reason and trials and not any(now - self._told.get(end, float("-inf")) <= SAME_S for end in ends):
+            self._told.update(dict.fromkeys(ends, now))
+            trials.insert(0, Log(f"'{first.name}' to '{name}': the connection broke: {reason}"))
+        return [*done, *trials]
 
     def tried(self, member: Member, message: LinksTried, now: float) -> list[CoordinatorInstruction]:
         """Take what an agent found; variants whose agents do not reach each other are released."""

@@ -4,6 +4,8 @@ import pytest
 
 from bbgrap.control import coordinator_events as ce
 from bbgrap.control.coordinator_instructions import HostPings, Log
+from bbgrap.control.link_faults import SAME_S
+from bbgrap.control.links import TRIAL_S
 from bbgrap.control.request_recovery import MAX_LOSSES
 from bbgrap.planners.options import PlanOptions
 from bbgrap.protocol import client_messages as c
@@ -44,10 +46,18 @@ def test_runs_that_stalled_have_ended_nobody():
     assert isinstance(wire.until_answered(call), c.RunResult)
 
 
-def test_why_a_connection_broke_is_told():
-    wire = ready_wire("a", "b", options=PlanOptions(planner="rows"))
-    (found,) = wire.coordinator.handle(ce.FromPeer(wire.agent("a").identity, m.LinkBroken("tcp://b:1", "it was reset")), wire.now)[:1]
-    assert found == Log("'a' to 'b': the connection broke: it was reset")
+def test_why_a_connection_broke_is_told_once_for_an_agent():
+    """Of twenty agents each told of the one that died, before that was known."""
+    wire = ready_wire("a", "b", "c", options=PlanOptions(planner="rows"))
+
+    def told(name, other):
+        done = wire.coordinator.handle(ce.FromPeer(wire.agent(name).identity, m.LinkBroken(f"tcp://{other}:1", "it was reset")), wire.now)
+        return [i.text for i in done if isinstance(i, Log) and "broke" in i.text]
+
+    assert told("a", "c") == ["'a' to 'c': the connection broke: it was reset"]
+    assert told("b", "c") == told("c", "b") == []
+    wire.settle_for(SAME_S + TRIAL_S)
+    assert told("b", "c") == ["'b' to 'c': the connection broke: it was reset"]
 
 
 @pytest.mark.parametrize(("seconds", "steps", "apart"), [(0.0, 0, True), (0.2, 2, False), (5.0, 0, False), (0.2, 3, True)])
