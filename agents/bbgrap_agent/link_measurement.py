@@ -38,6 +38,8 @@ _TRIES_S = (0.3, 0.5)
 """How long an answer may take, the first and the second time; a first question may come before a peer knows that it may answer."""
 _PATIENCE = 4.0
 """Times what the slowest answer took that others may take: where answers come late, machines are busy, and their links are well. Chosen."""
+_ROUND_TRIPS = 8
+"""A peer that takes a connection has the time for so many to answer in: one is for TCP, two for TLS, and it may connect, too. Chosen."""
 _LONGEST_S = 2.2
 """And no longer: a coordinator waits 3 s for what was found. Chosen."""
 _EXECUTOR_WAIT_S = 60.0
@@ -113,7 +115,8 @@ class SilentPeers:
 def unreachable(peers: Sequence[Peer], executor: Executor, tries_s: Sequence[float] = _TRIES_S) -> tuple[Peer, ...]:
     """Ask all peers at once for an answer, as often and as many seconds as told; return those that gave none, in their order.
 
-    Where others answer late, those that are missing have longer: machines that start twenty agents at once shake hands for a second.
+    Where others answer late, those that are missing have longer: machines that start twenty agents at once shake hands for a second. And
+    those have that are far away: over 200 ms a first answer takes all of 0.8 s.
 
     Raises:
         ExecutionError: if this agent's executor does not even come to sending.
@@ -121,7 +124,7 @@ def unreachable(peers: Sequence[Peer], executor: Executor, tries_s: Sequence[flo
     missing, asked = dict(enumerate(peers)), dict[int, tuple[int, float]]()
     pongs: Pongs = queue.SimpleQueue()
     executor.post(lambda: executor.begin_pings(peers))
-    until = 0.0
+    first, until = time.monotonic(), 0.0
 
     def take(deadline: float) -> None:
         nonlocal until
@@ -138,6 +141,8 @@ def unreachable(peers: Sequence[Peer], executor: Executor, tries_s: Sequence[flo
             asked.update({number: (place, began) for number, place in questions.items()})
             _send(executor, {number: peers[place] for number, place in questions.items()}, pongs)
             take(time.monotonic() + seconds)
+        farthest = max((executor.plane.round_trip_s(peer.address) for peer in missing.values()), default=0.0)
+        until = max(until, first + min(_LONGEST_S, _ROUND_TRIPS * farthest))
         while missing and time.monotonic() < until:
             take(until)
     finally:

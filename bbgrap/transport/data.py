@@ -83,6 +83,9 @@ class DataPlane(Protocol):
         To an address that nobody has connected to it is lost.
         """
 
+    def round_trip_s(self, address: str) -> float:
+        """Return how many seconds packets take to an address and back, from any thread; 0: it has not taken a connection, or is here."""
+
     def receive(self, timeout_s: float | None, spin_s: float = 0.0) -> Arrival | None:
         """Return the next message; None after the timeout (None: never; 0: at once) or a wake-up.
 

@@ -63,6 +63,12 @@ def acknowledged_bytes(connection: socket.socket) -> int | None:
     return None if fields is None else fields[_ACKED_AT]
 
 
+def round_trip_s(connection: socket.socket) -> float:
+    """Return the seconds that a packet takes to the other side and back; 0 where there is no connection, or the system does not tell."""
+    fields = _fields(connection)
+    return 0.0 if fields is None else fields[_ROUND_TRIP_AT] / 1e6
+
+
 def _fields(connection: socket.socket) -> tuple[int, ...] | None:
     """Return what the system knows of a connection; None if it does not tell."""
     if sys.platform == "linux":  # others have other fields

@@ -25,7 +25,7 @@ from collections.abc import Sequence
 from bbgrap.protocol.addresses import split_address
 from bbgrap.protocol.messages import BytesLike
 from bbgrap.transport.data import OnBroken
-from bbgrap.transport.dead_peers import LOOK_S, detect_dead_peer
+from bbgrap.transport.dead_peers import LOOK_S, detect_dead_peer, round_trip_s
 from bbgrap.transport.memory_broker import MemoryClient
 from bbgrap.transport.name_resolver import NameResolver
 from bbgrap.transport.outgoing_connection import OutgoingConnection
@@ -132,6 +132,12 @@ class Outbox:
             else:
                 outgoing.queue(pieces, total, sent)
         self._calls.put(None)
+
+    def round_trip_s(self, address: str) -> float:
+        """See `DataPlane.round_trip_s`."""
+        with self._lock:
+            outgoing = self._outgoing.get(address)
+            return 0.0 if outgoing is None or outgoing.socket is None else round_trip_s(outgoing.socket)
 
     def lay_in(self, word: str, memory: PayloadWriter) -> None:
         """Lay payloads in memory that was asked for with a word; another connection than it was asked for has another word."""

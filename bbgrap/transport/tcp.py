@@ -138,6 +138,10 @@ class TcpDataPlane:
         """See `DataPlane.send`."""
         self._outbox.send(address, header, payload)
 
+    def round_trip_s(self, address: str) -> float:
+        """See `DataPlane.round_trip_s`."""
+        return self._outbox.round_trip_s(address)
+
     def receive(self, timeout_s: float | None, spin_s: float = 0.0) -> Arrival | None:
         """See `DataPlane.receive`."""
         if not self._arrived:

@@ -121,6 +121,21 @@ def test_where_one_answers_late_others_have_longer_and_one_that_is_gone_is_told_
         assert unreachable((gone,), one, (0.05,)) == (gone,)
 
 
+def test_a_peer_that_is_far_away_has_longer_and_one_that_takes_no_connection_has_not(monkeypatch):
+    """Over a round trip of 200 ms a first answer takes 0.8 s, and agents that joined from there were said not to be reached."""
+    network = InprocNetwork()
+    with running(network) as one, running(network) as far:
+        here, there, gone = peer_of(0, one), peer_of(1, far), Peer(3, "d", "inproc://nobody")
+        answer = far.plane.send
+        monkeypatch.setattr(far.plane, "send", lambda *message: threading.Timer(0.4, answer, message).start())
+        monkeypatch.setattr(one.plane, "round_trip_s", lambda address: {far.plane.address: 0.1}.get(address, 0.0))
+        far.post(lambda: far.pings.allow((here,)))
+        assert unreachable((there,), one, (0.05, 0.1)) == ()
+        began = time.monotonic()
+        assert unreachable((gone,), one, (0.05, 0.1)) == (gone,)
+        assert time.monotonic() - began < 0.6
+
+
 def test_a_pong_that_nobody_asked_for_proves_nothing():
     network = InprocNetwork()
     with running(network) as one:

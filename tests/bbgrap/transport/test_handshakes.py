@@ -3,6 +3,7 @@
 import contextlib
 import queue
 import socket
+import sys
 import threading
 import time
 
@@ -95,3 +96,14 @@ def test_a_peer_that_never_ends_the_handshake_is_told_of(monkeypatch):
     with contextlib.closing(sender), socket.create_server(("127.0.0.1", 0)) as listener:
         sender.connect(f"tcp://127.0.0.1:{listener.getsockname()[1]}", "ab" * 32)
         assert "the handshake was not over within 0.5 s" in sender.told.get(timeout=5)[1]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems do not tell")
+def test_how_far_it_is_to_a_peer_is_known_as_soon_as_it_takes_a_connection_though_the_handshake_goes_on():
+    sender = LockedCluster().open()
+    with contextlib.closing(sender), socket.create_server(("127.0.0.1", 0)) as listener:
+        address = f"tcp://127.0.0.1:{listener.getsockname()[1]}"
+        assert sender.round_trip_s(address) == 0.0
+        sender.connect(address, "ab" * 32)
+        until(lambda: sender.round_trip_s(address) > 0)
+        assert sender.round_trip_s(address) < 1
