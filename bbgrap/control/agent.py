@@ -68,6 +68,8 @@ JOIN_S = 0.5
 """How often it asks in the end."""
 FIRST_SILENCE_S = 4.0
 """How long a coordinator may be silent until its `Welcome` says how long."""
+LONGEST_SILENCE_S = 60.0
+"""And at most where it was there all the time: what it said was on its way. Chosen: 4 MiB of a weight over 600 kbit/s."""
 REFUSED_S = 15.0
 """How long an agent asks for a name that is taken. Chosen: far above the time after which its last holder is taken for dead."""
 MAX_UNSAID = 256
@@ -93,7 +95,8 @@ class AgentMachine:
         self._heartbeat_s = JOIN_S
         self._join_s = FIRST_JOIN_S
         self._heartbeat = Heartbeat()
-        self._silence_s = FIRST_SILENCE_S
+        self._silence_s = self._patience_s = FIRST_SILENCE_S
+        self._was_silent = False
         self._heard = now
         self._spoke = float("-inf")
         self._refused_since: float | None = None
@@ -172,7 +175,11 @@ class AgentMachine:
     def _on_welcome(self, message: Welcome, now: float) -> list[AgentInstruction]:
         self._refused_since = None
         self._heartbeat_s = max(message.heartbeat_s, MIN_HEARTBEAT_S)
-        self._silence_s = 2 * message.dead_after_s
+        if message.membership != self.membership:
+            self._patience_s = 2 * message.dead_after_s
+        elif self._was_silent:  # it never missed this one: a large message of its own was on a slow way, and comes again
+            self._patience_s = min(2 * self._patience_s, LONGEST_SILENCE_S)
+        self._silence_s, self._was_silent = self._patience_s, False
         self._join_s = FIRST_JOIN_S
         self._spoke = now
         done: list[AgentInstruction] = []
@@ -219,8 +226,11 @@ class AgentMachine:
         done: list[AgentInstruction] = []
         if now - self._heard > self._silence_s:
             self._heard = now
+            # A new connection has to be made and the answer to come, over 250 ms five round trips, before it is given up in turn.
+            self._silence_s = max(self._silence_s, min(2 * self._silence_s, FIRST_SILENCE_S))
             if self.state == "joined":
                 self._tracker.move("silence")
+                self._was_silent = True
                 done.append(LogLine("the coordinator is silent; joining again until it answers"))
             elif self.membership is None and not self._complained:
                 self._complained = True

@@ -274,3 +274,41 @@ def test_an_agent_that_holds_as_much_as_it_may_refuses_more_and_keeps_what_serve
     agent.tell(m.Release(1))
     agent.deploy(3)
     assert agent.said == [m.Deployed(3)]
+
+
+def test_a_new_connection_has_longer_to_be_made_each_time():
+    """Over a round trip of 300 ms it takes 1.5 s, and was given up after 1.2 s: an agent that had lost its coordinator never came back."""
+    agent = Driven()
+    agent.silence()
+    at = [agent.now]
+    while len(at) < 5:
+        agent.tick(0.1)
+        if any(isinstance(instruction, ae.Reconnect) for instruction in agent.done):
+            at.append(agent.now)
+    waited = [later - before for before, later in pairwise(at)]
+    assert waited[0] > 2.3
+    assert max(waited) < 5
+    agent.tell(m.Welcome(2, 0.1, 0.6))
+    left = agent.now
+    agent.silence()
+    assert agent.now - left < 2.5, "the next silence is noticed as soon as the first"
+
+
+def test_a_coordinator_that_was_there_all_the_time_may_be_silent_for_longer():
+    """Over 4 Mbit/s a piece of a weight takes 8 s; it was cut off by a new connection after 1.2 s each time, and came anew, for ever."""
+    agent = Driven()
+    waited = []
+    for _ in range(9):
+        began = agent.now
+        while agent.machine.state == "joined":
+            agent.tick(0.1)
+        waited.append(agent.now - began)
+        agent.tell(m.Welcome(1, 0.1, 0.6))
+        agent.tell(m.Welcome(1, 0.1, 0.6))  # it had asked twice
+    assert waited[:4] == pytest.approx([1.2, 2.4, 4.8, 9.6], abs=0.25)
+    assert waited[-1] < 61
+    agent.silence()
+    agent.tell(m.Welcome(2, 0.1, 0.6))
+    began = agent.now
+    agent.silence()
+    assert agent.now - began < 2.5, "one that had lost this agent was away"
