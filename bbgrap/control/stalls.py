@@ -26,6 +26,8 @@ UNAWAITED_STALLED_S = 2.0
 """The same of a synthetic request, or a second run that verifies one: no client waits for them."""
 USUAL = 3.0
 """Times the usual duration of a request."""
+MOST_TWICE = 6
+"""So often a request that stalls has twice as long as before. Chosen: inputs come over 200 kbit/s, too."""
 SLOWEST_LINK = 1 << 20
 """Bytes per second of a link over which the inputs of a first request may still be on their way."""
 SLOWEST_FOR_STATE = 8 << 20
@@ -72,11 +74,19 @@ def stalled(requests: dict[int, Request], loading: Loading, now: float) -> Itera
             request = requests.get(number)
             if request is None or request.tracker.state != "running":
                 continue
-            patience = max(STALLED_S, USUAL * variant.usual_s) + _on_its_way_s(request, variant)
+            patience = (max(STALLED_S, USUAL * variant.usual_s) + _on_its_way_s(request, variant)) * _longer(request)
             if now - started <= patience:
                 continue
             if there and all(_has_left(member, request, now - started, now) for member in there):
                 yield variant, number
+
+
+def _longer(request: Request) -> int:
+    """Return how many times as long a request has that has stalled: where it was on a slow way, to run it again is only more to carry.
+
+    Once it may have stalled for another reason: its agent was about to be lost.
+    """
+    return 1 << min(max(0, request.stalls - 1), MOST_TWICE)
 
 
 def _has_left(member: Member, request: Request, running_s: float, now: float) -> bool:

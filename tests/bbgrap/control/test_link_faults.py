@@ -1,5 +1,7 @@
 """What runs over a link in doubt waits until all that is in doubt of it is known."""
 
+from itertools import pairwise
+
 import pytest
 
 from bbgrap.control import coordinator_events as ce
@@ -58,6 +60,21 @@ def test_why_a_connection_broke_is_told_once_for_an_agent():
     assert told("b", "c") == told("c", "b") == []
     wire.settle_for(SAME_S + TRIAL_S)
     assert told("b", "c") == ["'b' to 'c': the connection broke: it was reset"]
+
+
+def test_what_stalls_has_longer_each_time_it_runs_again():
+    """Over 4 Mbit/s or a round trip of 600 ms the inputs of a first request came after it had been given up, for ever."""
+    wire = ready_wire("a", "b")
+    wire.run(deadline_s=600.0)
+    wire.deliver_all()
+    at, began = list[float](), wire.now
+    while wire.now < began + 20.0:
+        wire.wait(0.1)
+        at += [wire.now] * sum("has stalled" in text or "answers nothing" in text for text in wire.told)
+        wire.told.clear()
+    waited = [later - before for before, later in pairwise(at)]
+    assert 3 <= len(at) <= 7
+    assert waited[-1] > 5.0
 
 
 @pytest.mark.parametrize(("seconds", "steps", "apart"), [(0.0, 0, True), (0.2, 2, False), (5.0, 0, False), (0.2, 3, True)])
