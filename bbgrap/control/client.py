@@ -29,6 +29,8 @@ REOPEN_S = 3.0
 """A connection that is silent for so long is opened anew."""
 SLOWEST_LINK = 1 << 20
 """Bytes per second at which inputs and pieces of models may still be on their way. Chosen: 10 Mbit/s, less what frames and keys take."""
+LEAST_RATE = 16 << 10
+"""And at least, where they were said again and again before they arrived."""
 LOST_OFTEN = 3
 """How often a call or its answer is lost until the connection is doubted, not the moment."""
 LOST_S = 30.0
@@ -84,6 +86,8 @@ class ClientMachine:
         self._asked = 0.0
         self._opened = 0.0
         self._there_by = 0.0
+        self._rate = SLOWEST_LINK
+        """Bytes per second: half as many each time that inputs have to be said again, for they may only have been on a slow way."""
 
     def call(self, message: Call, now: float, patience_s: float | None = None) -> list[ClientInstruction]:
         """Begin a call; its number must be new. It fails after `patience_s` without any word of the coordinator."""
@@ -128,19 +132,24 @@ class ClientMachine:
             # One asked about right after it was said may simply not have arrived there yet.
             if entry is not None and now - entry.there_by >= self._ask_s:
                 entry.lost, entry.lost_since = entry.lost + 1, entry.lost_since if entry.lost else now
+                if isinstance(entry.message, ModelChunk | RunModel):
+                    self._rate = max(self._rate // 2, LEAST_RATE)
                 done.append(self._say(entry, now))
         return done
 
     def _say(self, entry: _Open, now: float) -> ToCoordinator[Call | Cancel | Ask]:
         """Say a call: it arrives after all that was said before."""
         message = entry.message
-        entry.takes_s = sum(map(len, message.payload)) / SLOWEST_LINK if isinstance(message, ModelChunk | RunModel) else 0.0
+        entry.takes_s = sum(map(len, message.payload)) / self._rate if isinstance(message, ModelChunk | RunModel) else 0.0
         entry.there_by = self._there_by = max(self._there_by, now) + entry.takes_s
         return ToCoordinator(message)
 
     def _arrived(self, entry: _Open, now: float) -> None:
         """Note that a call has arrived: what was said after it arrives the sooner."""
-        saved_s, entry.takes_s = min(entry.takes_s, max(0.0, entry.there_by - now)), 0.0
+        saved_s = min(entry.takes_s, max(0.0, entry.there_by - now))
+        if saved_s > entry.takes_s / 2:
+            self._rate = min(2 * self._rate, SLOWEST_LINK)
+        entry.takes_s = 0.0
         if saved_s:
             self._there_by -= saved_s
             for later in self.calls.values():
@@ -174,7 +183,7 @@ class ClientMachine:
         lost_s = now - entry.lost_since if entry.lost >= LOST_OFTEN else 0.0
         if silent > max(entry.patience_s, 2 * self._ask_s):  # it is asked every `_ask_s`, and says nothing between
             reason = f"the coordinator at {self._address} has not answered for {silent:.0f} s; is it running, and is the address right?"
-        elif lost_s > min(entry.patience_s, LOST_S):
+        elif lost_s > min(entry.patience_s, LOST_S) + entry.takes_s:
             reason = f"the coordinator at {self._address} answers, but not this, for {lost_s:.0f} s: {LONG_ONES_LOST}"
         else:
             return []

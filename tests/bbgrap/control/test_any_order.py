@@ -177,3 +177,41 @@ def test_a_client_does_not_give_up_what_the_coordinator_works_on():
         machine.tick(now)
         machine.received(c.StillWorking((1,), (1,) if now % 5 == 0 else ()), now + 0.1)
     assert machine.calls
+
+
+def test_what_a_slow_line_carries_arrives_and_is_not_said_again_for_ever():
+    """Over 1.5 Mbit/s a piece of a model takes 6 s: its connection was opened anew after 4 s each time, and it failed after 30 s."""
+    machine, now, opened, done = cm.ClientMachine("tcp://h:1"), 0.0, [], []
+    way, carried = list[tuple[object, int]](), 0.0
+
+    def take(instructions):
+        nonlocal carried
+        for instruction in instructions:
+            match instruction:
+                case cm.Reconnect():
+                    way.clear()
+                    carried = 0.0
+                    opened.append(now)
+                case cm.ToCoordinator(message):
+                    way.append((message, sum(map(len, getattr(message, "payload", ())))))
+                case cm.Complete():
+                    done.append(instruction.answer)
+
+    def arrived(message):
+        known = tuple(number for number in getattr(message, "calls", ()) if number not in machine.calls)
+        return c.StillWorking(message.calls, known) if isinstance(message, c.Ask) else c.Nodes(message.call, ())
+
+    for call in range(1, 5):
+        take(machine.call(large(call, 1.0), now))
+        while len(done) < call:
+            now += 0.1
+            carried = carried + 18_000 if way else 0.0
+            while way and carried >= way[0][1]:
+                message, size = way.pop(0)
+                carried -= size
+                take(machine.received(arrived(message), now))
+            take(machine.tick(now))
+            assert now < 60
+    assert all(isinstance(answer, c.Nodes) for answer in done)
+    assert len(opened) <= 3
+    assert not opened[1:] or opened[-1] < 20, "what is known of the line holds for what follows"
