@@ -25,8 +25,8 @@ from bbgrap.protocol.addresses import split_address
 from bbgrap.transport import frame_pieces
 
 DEFAULT_PORT = 7070
-HANDSHAKE_S = 2.0
-"""How long a connection may take to show its key. Chosen: 20 round trips around the world."""
+HANDSHAKE_S = 3.0
+"""How long a connection may take to show its key. Chosen: it takes four round trips, over a satellite 2.4 s."""
 SESSION_BYTES = 16
 """The number that a peer gives itself, by chance, and keeps over its connections."""
 _QUEUE = 10_000

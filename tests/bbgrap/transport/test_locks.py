@@ -1,7 +1,10 @@
 """Control connections with keys: who has one is known by it, and who has none gets nothing."""
 
+import queue
 import socket
+import threading
 import time
+from contextlib import contextmanager, suppress
 
 import pytest
 import zmq
@@ -178,6 +181,56 @@ def test_strangers_who_say_nothing_or_much_do_not_stay(house):
             pass
         stranger.close()
     assert time.monotonic() - began < HANDSHAKE_S + WAIT_S
+
+
+@pytest.mark.faults
+def test_a_handshake_ends_over_a_satellite(house):
+    """It takes four round trips, of 0.6 s each, and had 2 s: no node came from there, though all packets arrived."""
+    pair = KeyPair.make()
+    house.known.add(pair.public)
+    with far_away(int(house.server.address.rpartition(":")[2]), 0.29) as port:
+        house.clients.append(ControlClient(house.context, f"tcp://127.0.0.1:{port}", lambda: ClientLock(house.own.public, pair, "a test")))
+        house.clients[0].send([b"hello"])
+        assert plain(until(house.server.receive, 10)[1]) == [b"hello"]
+
+
+@contextmanager
+def far_away(port, one_way_s):
+    """A port whose connections go to another one, and take so long each way."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        threading.Thread(target=_carry_all, args=(listener, port, one_way_s), daemon=True).start()
+        yield listener.getsockname()[1]
+
+
+def _carry_all(listener, port, one_way_s):
+    with suppress(OSError):
+        while True:
+            near, _ = listener.accept()
+            far = socket.create_connection(("127.0.0.1", port))
+            for source, target in ((near, far), (far, near)):
+                way = queue.SimpleQueue()
+                threading.Thread(target=_take, args=(source, way, one_way_s), daemon=True).start()
+                threading.Thread(target=_bring, args=(way, target), daemon=True).start()
+
+
+def _take(source, way, one_way_s):
+    content = b"?"
+    while content:
+        try:
+            content = source.recv(1 << 16)
+        except OSError:
+            content = b""
+        way.put((time.monotonic() + one_way_s, content))
+
+
+def _bring(way, target):
+    with target, suppress(OSError):
+        while True:
+            due, content = way.get()
+            time.sleep(max(0.0, due - time.monotonic()))
+            if not content:
+                return
+            target.sendall(content)
 
 
 def test_a_token_s_keys_are_those_of_its_text(house):
