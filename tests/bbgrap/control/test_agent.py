@@ -295,7 +295,7 @@ def test_a_new_connection_has_longer_to_be_made_each_time():
 
 
 def test_a_coordinator_that_was_there_all_the_time_may_be_silent_for_longer():
-    """Over 4 Mbit/s a piece of a weight takes 8 s; it was cut off by a new connection after 1.2 s each time, and came anew, for ever."""
+    """Over 4 Mbit/s a piece of a weight takes 2 s; it was cut off by a new connection after 1.2 s each time, and came anew, for ever."""
     agent = Driven()
     waited = []
     for _ in range(9):
