@@ -128,12 +128,12 @@ def test_a_peer_that_is_far_away_has_longer_and_one_that_takes_no_connection_has
         here, there, gone = peer_of(0, one), peer_of(1, far), Peer(3, "d", "inproc://nobody")
         answer = far.plane.send
         monkeypatch.setattr(far.plane, "send", lambda *message: threading.Timer(0.4, answer, message).start())
-        monkeypatch.setattr(one.plane, "round_trip_s", lambda address: {far.plane.address: 0.1}.get(address, 0.0))
+        monkeypatch.setattr(one.plane, "round_trip_s", lambda address: {far.plane.address: 0.25}.get(address, 0.0))
         far.post(lambda: far.pings.allow((here,)))
         assert unreachable((there,), one, (0.05, 0.1)) == ()
         began = time.monotonic()
         assert unreachable((gone,), one, (0.05, 0.1)) == (gone,)
-        assert time.monotonic() - began < 0.6
+        assert time.monotonic() - began < 1.5, "it has no 2 s"
 
 
 def test_a_pong_that_nobody_asked_for_proves_nothing():
