@@ -11,6 +11,9 @@
 Group normalisation, as exporters write it, is a Reshape to [N, G, -1], InstanceNormalization, a Reshape back, and Mul and Add per channel.
 All five are replaced.
 
+A group of few lines, as a sound has one for each channel, counts as one line. Its m is a partial sum, too, and takes an exchange of its
+own; the mean of d, which travels with that of d * d, says what m is off by.
+
 Law: answers are as close to 64-bit floats as onnxruntime's own, also where means are large and deviations small: d is a difference
 of neighbours, and what is computed of lines is computed in 64-bit floats. But they have other bits, so the caller says which nodes must
 keep theirs. There are more passes over x than in onnxruntime's kernel, so a machine that has all of x keeps the first form.
@@ -31,6 +34,8 @@ LEAST_LINE = 4
 """Elements of a line from which on its statistics are few beside it: chosen."""
 LEAST_LINES = 8
 """Lines of a group. The mean of a line is off by its rounding, that of several by less than onnxruntime's mean of all elements: chosen."""
+LONG_LINE = 64
+"""Elements of a line from which on fewer will do: chosen."""
 
 _LEAST_RANK = 3
 _AXES_AS_INPUT = 18
@@ -87,13 +92,19 @@ def _norm_at(graph: Graph, node: Node) -> _Norm | None:
         return None
     count = groups.known_shape[1]
     lines = prod(shape[1:-1]) // max(count, 1)
-    if 0 in shape or shape[-1] < LEAST_LINE or lines < LEAST_LINES:
+    if 0 in shape or not (_has_long_lines(graph, x) if lines < LEAST_LINES else shape[-1] >= LEAST_LINE):
         return None
     scale, bias = (np.repeat(np.asarray(number, np.float64), shape[1] // count) for number in numbers)
     epsilon = node.attributes.get("epsilon", _EPSILON)
     assert isinstance(epsilon, float), "onnxruntime takes floats only"
     norm = _Norm(nodes, x, count, scale, bias, epsilon)
     return norm if around is None else _with_factors(graph, norm, shape)
+
+
+def _has_long_lines(graph: Graph, x: str) -> bool:
+    """Whether lines are long, and not groups that a Reshape has made of maps, of which rows are no piece."""
+    made = graph.producers.get(x)
+    return graph.types[x].known_shape[-1] >= LONG_LINE and (made is None or made.op != "Reshape")
 
 
 def _grouped(graph: Graph, node: Node) -> tuple[Node, Node] | None:
@@ -158,12 +169,12 @@ class _Writer(Rewriter):
         over = tuple(axis for axis in range(1, len(map_) - 1) if axis > 1 or norm.groups == 1)
         channels = (*map_[1 : 2 if is_apart else 3], *(1,) * (len(shape) - 2))
 
-        near, d, mean, variance = self._statistics(name, x, over)
+        few = prod(map_[axis] for axis in over) < LEAST_LINES
+        d, away, variance = self._of_groups(name, x, (*over, len(map_) - 1)) if few else self._of_lines(name, x, over)
         guarded = self.made(f"{name}.guarded", "Add", (variance, self.constant(f"{name}.epsilon", np.array(norm.epsilon))))
         deviation = self.made(f"{name}.deviation", "Sqrt", (guarded,))
         scale, bias = (self.constant(f"{name}.{of}", getattr(norm, of).reshape(channels)) for of in ("scale", "bias"))
         factor = self.made(f"{name}.factor", "Div", (scale, deviation))
-        away = self.made(f"{name}.away", "Sub", (near, mean))
         moved = self.made(f"{name}.moved", "Mul", (away, factor))
         shift = self.made(f"{name}.shift", "Add", (moved, bias))
         a, b = (self._cast(value, DType.FLOAT) for value in (factor, shift))
@@ -174,21 +185,33 @@ class _Writer(Rewriter):
             last = Node(name, "Reshape", (total, self.integers(f"{name}.shape", shape)), (norm.y,))
         self.nodes.append(last)
 
-    def _statistics(self, name: str, x: str, over: tuple[int, ...]) -> tuple[str, str, str, str]:
-        """Return the means of lines, the differences from them, and of groups the mean and the variance."""
-        last = (len(self.shape(x)) - 1,)
-        near = self._mean(f"{name}.near", x, last)
-        d = self.made(f"{name}.apart", "Sub", (x, near))
-        square = self.made(f"{name}.square", "Mul", (d, d))
-        squares = self._mean(f"{name}.squares", square, last)
-        near, squares = (self._cast(value, DType.DOUBLE) for value in (near, squares))
+    def _of_lines(self, name: str, x: str, over: tuple[int, ...]) -> tuple[str, str, str]:
+        """Return differences from the means of lines, how far these are from those of groups, and the variances of groups."""
+        near, d, squares = self._centred(name, x, (len(self.shape(x)) - 1,))
+        near = self._cast(near, DType.DOUBLE)
         product = self.made(f"{name}.product", "Mul", (near, near))
         moment = self.made(f"{name}.moment", "Add", (squares, product))
         mean = self._mean(f"{name}.mean", near, over)
         moments = self._mean(f"{name}.moments", moment, over)
+        return d, self.made(f"{name}.away", "Sub", (near, mean)), self._variance(name, moments, mean)
+
+    def _of_groups(self, name: str, x: str, over: tuple[int, ...]) -> tuple[str, str, str]:
+        """Return the same of groups that are one line each; their means are off by their rounding, which the mean of differences says."""
+        _, d, squares = self._centred(name, x, over)
+        rest = self._cast(self._mean(f"{name}.rest", d, over), DType.DOUBLE)
+        return d, self.made(f"{name}.away", "Neg", (rest,)), self._variance(name, squares, rest)
+
+    def _centred(self, name: str, x: str, over: tuple[int, ...]) -> tuple[str, str, str]:
+        """Return means, the differences from them, and the means of their squares, in 64-bit floats."""
+        near = self._mean(f"{name}.near", x, over)
+        d = self.made(f"{name}.apart", "Sub", (x, near))
+        square = self.made(f"{name}.square", "Mul", (d, d))
+        return near, d, self._cast(self._mean(f"{name}.squares", square, over), DType.DOUBLE)
+
+    def _variance(self, name: str, moments: str, mean: str) -> str:
         off = self.made(f"{name}.off", "Mul", (mean, mean))
         rough = self.made(f"{name}.rough variance", "Sub", (moments, off))
-        return near, d, mean, self.made(f"{name}.variance", "Relu", (rough,))
+        return self.made(f"{name}.variance", "Relu", (rough,))
 
     def _cast(self, x: str, dtype: DType) -> str:
         return self.made(f"{x} as {dtype.name.lower()}", "Cast", (x,), {"to": dtype.value}, dtype=dtype)

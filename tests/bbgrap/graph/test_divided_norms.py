@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bbgrap.graph import Array, DType, Graph, Node, TensorType, check_graph
-from bbgrap.graph.divided_norms import LEAST_LINE, LEAST_LINES, with_divided_norms
+from bbgrap.graph.divided_norms import LEAST_LINE, LEAST_LINES, LONG_LINE, with_divided_norms
 from bbgrap.graph.weights import make_weight
 from tests.examples import examples
 from tests.partition import plain_outputs
@@ -65,8 +65,13 @@ def cases(draw: st.DrawFn) -> tuple[tuple[int, ...], int | None, int]:
     channels = 6 if groups != 1 else draw(st.integers(1, 6))
     rows = draw(st.lists(st.integers(1, 9), min_size=0 if groups == 1 else 1, max_size=2))
     count = channels if groups is None else groups
-    rows = [*rows[:-1], draw(st.integers(LEAST_LINES, 11))] if channels // count * prod(rows) < LEAST_LINES else rows
-    return (draw(st.integers(1, 3)), channels, *rows, draw(st.integers(LEAST_LINE, 19))), groups, draw(st.sampled_from([11, 17, 18]))
+    if channels // count * prod(rows) >= LEAST_LINES:
+        columns = draw(st.integers(LEAST_LINE, 19))
+    elif draw(st.booleans()):
+        rows, columns = [*rows[:-1], draw(st.integers(LEAST_LINES, 11))], draw(st.integers(LEAST_LINE, 19))
+    else:
+        rows, columns = rows[draw(st.integers(0, 1)) :], draw(st.integers(LONG_LINE, 5000))
+    return (draw(st.integers(1, 3)), channels, *rows, columns), groups, draw(st.sampled_from([11, 17, 18]))
 
 
 @settings(max_examples=examples(60))
@@ -88,10 +93,11 @@ def test_answers_are_as_close_to_64_bit_floats_as_those_of_onnxruntime(
     assert np.abs(ours - true).max() <= max(THREE * np.abs(theirs - true).max(), rounding)
 
 
-def test_a_map_of_one_number_is_its_bias() -> None:
-    graph = norm((1, 4, 16, 16), 2)
-    (made,) = plain_outputs(with_divided_norms(graph, ()), [np.full((1, 4, 16, 16), 1234.567, np.float32)])
-    want = exact(graph, np.zeros((1, 4, 16, 16)), 2)
+@pytest.mark.parametrize(("shape", "groups"), [((1, 4, 16, 16), 2), ((1, 4, 3199), 4)])
+def test_a_map_of_one_number_is_its_bias(shape: tuple[int, ...], groups: int) -> None:
+    graph = norm(shape, groups)
+    (made,) = plain_outputs(with_divided_norms(graph, ()), [np.full(shape, 1234.567, np.float32)])
+    want = exact(graph, np.zeros(shape), groups)
     np.testing.assert_allclose(made, want, rtol=1e-6, atol=1e-6)
 
 
@@ -131,6 +137,7 @@ LEFT = {
     "64-bit floats": (norm(MAP, 1, dtype=DType.DOUBLE), ()),
     "short lines": (norm((1, 6, 9, LEAST_LINE - 1), 1), ()),
     "few lines": (norm((1, 6, LEAST_LINES - 1, 9), None), ()),
+    "one line that is not long": (norm((1, 6, LONG_LINE - 1), None), ()),
     "nothing": (norm((0, 6, 9, 9), 1), ()),
     "groups that are answered": (with_output(norm(MAP, 1), "i"), ()),
 }

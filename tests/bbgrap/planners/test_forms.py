@@ -13,7 +13,8 @@ from bbgrap.compiler.export import export
 from bbgrap.compiler.simulate import simulate
 from bbgrap.engine.kernels import local_kernels
 from bbgrap.engine.prepare import plan_graph
-from bbgrap.graph import DType, Node, TensorType
+from bbgrap.graph import DType, Graph, Node, TensorType
+from bbgrap.graph.weights import make_weight
 from bbgrap.planners.forms import form_with, forms_of
 from bbgrap.planners.options import PlanOptions
 from bbgrap.program.steps import Receive
@@ -22,13 +23,24 @@ from tests.bbgrap.graph.test_divided_norms import norm
 from tests.partition import plain_outputs
 
 SHAPE = (1, 32, 64, 64)
+SOUND = (1, 32, 3199)
 
 
-@pytest.mark.parametrize("groups", [None, 1, 4])
+def sound(groups: int | None) -> Graph:
+    """A convolution in time of as many channels, which are normalised."""
+    graph = norm(SOUND, groups)
+    kernel = make_weight("kernel", np.random.default_rng(1).standard_normal((*SOUND[1:2] * 2, 1)).astype(np.float32))
+    conv = Node("conv", "Conv", ("sound", "kernel"), ("x",))
+    types = {**graph.types, "sound": graph.types["x"], "kernel": kernel.type}
+    return replace(graph, inputs=("sound",), nodes=(conv, *graph.nodes), types=types, weights={**graph.weights, "kernel": kernel})
+
+
+@pytest.mark.parametrize(
+    ("graph", "exchanges"), [*((norm(SHAPE, groups), 1) for groups in (None, 1, 4)), *((sound(groups), 2) for groups in (None, 8, 32))]
+)
 @pytest.mark.parametrize("nodes", [2, 3])
-def test_rows_are_divided_with_one_exchange_of_a_few_numbers(groups: int | None, nodes: int) -> None:
-    """Statistics go to every node, which computes the factors of all channels itself."""
-    graph = norm(SHAPE, groups)
+def test_rows_are_divided_with_exchanges_of_a_few_numbers(graph: Graph, exchanges: int, nodes: int) -> None:
+    """Statistics go to every node, which computes the factors of all channels itself; before them, means of lines that are cut."""
     plain, apart = forms_of(graph)
     assert plain is graph
     compiled = plan_graph(apart, Cluster.even(nodes), PlanOptions()).compiled
@@ -36,9 +48,9 @@ def test_rows_are_divided_with_one_exchange_of_a_few_numbers(groups: int | None,
     for device in compiled.optimized.devices[:nodes]:
         received = [step for step in device.steps if isinstance(step, Receive)]
         between = [step for step in received if step.source < nodes]
-        assert len(between) == nodes - 1
+        assert len(between) == exchanges * (nodes - 1)
         assert len(received) - len(between) == 1, "its rows of the input"
-    x = np.random.default_rng(2).standard_normal(SHAPE).astype(np.float32)
+    x = np.random.default_rng(2).standard_normal(graph.types[graph.inputs[0]].known_shape).astype(np.float32)
     artifacts = export(compiled.optimized)
     np.testing.assert_allclose(simulate(artifacts, [x], local_kernels(artifacts))[0], plain_outputs(graph, [x])[0], rtol=1e-4, atol=1e-5)
 
