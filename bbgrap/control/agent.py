@@ -69,7 +69,7 @@ JOIN_S = 0.5
 FIRST_SILENCE_S = 4.0
 """How long a coordinator may be silent until its `Welcome` says how long."""
 LONGEST_SILENCE_S = 60.0
-"""And at most where it was there all the time: what it said was on its way. Chosen: a piece of a weight over 140 kbit/s."""
+"""How long it may be at most that was there all the time: what it said was on its way. Chosen: a piece of a weight over 140 kbit/s."""
 REFUSED_S = 15.0
 """How long an agent asks for a name that is taken. Chosen: far above the time after which its last holder is taken for dead."""
 MAX_UNSAID = 256
