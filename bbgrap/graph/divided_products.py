@@ -42,9 +42,9 @@ def with_products_apart(graph: Graph, kept: Collection[str]) -> Graph:
 
 def _joined_axes(graph: Graph, node: Node) -> tuple[int, ...]:
     """Return the extents of the axes that are one in what a `Gemm` with a bias of its columns reads; of one that is longer than 1 none."""
-    joined = graph.producers.get(node.inputs[0])
     if node.op != "Gemm" or any(node.attributes.get(name, value) != value for name, value in _PLAIN.items()):
         return ()
+    joined = graph.producers.get(node.inputs[0])
     shapes = [graph.types[name].shape for name in (*node.inputs, node.first_output) if name]
     if joined is None or joined.op != "Reshape" or None in shapes or graph.types[node.first_output].dtype is not DType.FLOAT:
         return ()
