@@ -117,12 +117,12 @@ class ControlClient:
     def _look(self) -> None:
         """Note what ZeroMQ tells of the connection."""
         while self._monitor.poll(0):
-            event, value = read_monitor(self._monitor)
+            event, value, address = read_monitor(self._monitor)
             self._has_tried = True
             self._broken = self._broken or event == zmq.EVENT_DISCONNECTED
             self._failures += was_closed(event, value)
             if event == zmq.EVENT_CONNECT_RETRIED:
-                self._addresses.failed()
+                self._addresses.failed(address)
             elif event == zmq.EVENT_CONNECTED:
                 self._addresses.succeeded()
             why = refusal(self.lock, self.address, event, value, closed=self._failures >= self._closed_before_sure)

@@ -51,14 +51,14 @@ def set_limits(connection: zmq.Socket[bytes]) -> None:
     connection.tcp_keepalive_cnt = _KEEPALIVES
 
 
-def read_monitor(monitor: zmq.Socket[bytes]) -> tuple[int, int]:
-    """Return the next event of a socket's monitor, and its value, as zmq_socket_monitor(3) describes them; waits for it.
+def read_monitor(monitor: zmq.Socket[bytes]) -> tuple[int, int, str]:
+    """Return the next event of a socket's monitor, its value and its address, as zmq_socket_monitor(3) describes them; waits for it.
 
     `zmq.utils.monitor` would do it, and imports all of asyncio, which none of these processes needs.
     """
-    event, _ = monitor.recv_multipart()
+    event, address = monitor.recv_multipart()
     number, value = struct.unpack("=Hi", event)
-    return number, value
+    return number, value, address.decode("utf-8", "replace")
 
 
 def why_unknown(address: str) -> str:

@@ -28,11 +28,14 @@ class HostAddresses:
         self.is_name = _is_name(split_address(address)[0])
         self._address = address
         self._left: list[str] = []
+        self._left_behind: set[str] = set()
         self._found: queue.SimpleQueue[list[str]] = queue.SimpleQueue()
         self._is_looking = self._has_failed = False
 
-    def failed(self) -> None:
-        """Note that nobody takes connections at the current one."""
+    def failed(self, address: str) -> None:
+        """Note that nobody takes connections at an address; one that has been left is still tried for a moment, which says nothing."""
+        if address != self.current and address in self._left_behind:
+            return
         self._has_failed = self.is_name
         if self.is_name and self.current == self._address and not self._is_looking:
             try:
@@ -51,6 +54,7 @@ class HostAddresses:
             self._left, self._is_looking = self._found.get(), False
         if not self._has_failed or (self.current == self._address and not self._left):
             return False
+        self._left_behind.add(self.current)
         self.current = self._left.pop(0) if self._left else self._address
         self._has_failed = False
         return True

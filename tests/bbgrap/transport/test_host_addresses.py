@@ -33,7 +33,7 @@ def failing(addresses, times):
     """Where it goes when nobody takes connections anywhere."""
     gone = []
     while len(gone) < times:
-        addresses.failed()
+        addresses.failed(addresses.current)
         until(addresses.move_on, 5)
         gone.append(addresses.current)
     return gone
@@ -45,9 +45,19 @@ def test_all_addresses_of_a_name_take_turns_and_the_name_is_looked_up_anew(hosts
     assert failing(addresses, 3) == ["tcp://127.0.0.1:7", "tcp://127.0.0.5:7", "tcp://localhost:7"]
     hosts[:] = ["127.0.0.6", "127.0.0.7"]
     assert failing(addresses, 1) == ["tcp://127.0.0.6:7"]
-    addresses.failed()
+    addresses.failed(addresses.current)
     addresses.succeeded()
     assert not addresses.move_on()
+
+
+def test_one_that_was_left_fails_late_and_the_next_one_stays(hosts):
+    """Its last attempt ended when the next one was connected already, which was left, too: of 40 clients of such a host 13 found nobody."""
+    addresses = HostAddresses("tcp://localhost:7")
+    assert failing(addresses, 2) == ["tcp://127.0.0.1:7", "tcp://127.0.0.5:7"]
+    for late in ("tcp://127.0.0.1:7", "tcp://localhost:7"):
+        addresses.failed(late)
+    assert not addresses.move_on()
+    assert failing(addresses, 1) == ["tcp://localhost:7"]
 
 
 def test_addresses_of_ipv6_come_last(hosts):
@@ -59,7 +69,7 @@ def test_addresses_of_ipv6_come_last(hosts):
 def test_a_name_with_one_address_or_none_stays(hosts, found):
     hosts[:] = found
     addresses = HostAddresses("tcp://localhost:7")
-    addresses.failed()
+    addresses.failed(addresses.current)
     until(lambda: not addresses._found.empty())
     assert not addresses.move_on()
     hosts[:] = ["127.0.0.1", "127.0.0.5"]  # until it has more
@@ -69,7 +79,7 @@ def test_a_name_with_one_address_or_none_stays(hosts, found):
 @pytest.mark.parametrize("address", ["tcp://127.0.0.1:7", "tcp://[::1]:7", "tcp://[fe80::1%lo]:7"])
 def test_numeric_addresses_are_not_looked_up(hosts, address):
     addresses = HostAddresses(address)
-    addresses.failed()
+    addresses.failed(addresses.current)
     assert (addresses.is_name, addresses.move_on(), addresses.current) == (False, False, address)
 
 
@@ -79,7 +89,7 @@ def test_without_a_thread_it_stays(monkeypatch):
 
     monkeypatch.setattr(threading.Thread, "start", refuse)
     addresses = HostAddresses("tcp://localhost:7")
-    addresses.failed()
+    addresses.failed(addresses.current)
     assert not addresses.move_on()
 
 
