@@ -7,7 +7,7 @@ Law: what may have been lost with a connection runs again, here or elsewhere.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from bbgrap.cluster.types import COORDINATOR
 from bbgrap.control.coordinator_instructions import CoordinatorInstruction, Log
@@ -34,8 +34,6 @@ class LinkFaults:
     _loading: Loading
     _planning: Planning
     _recovery: RequestRecovery
-    _told: dict[str, float] = field(default_factory=dict)
-    """When it was told last that a connection of an agent broke, in seconds, by name."""
 
     def broken(self, member: Member | None, address: str, now: float, reason: str = "") -> list[CoordinatorInstruction]:
         """Run again what a broken connection may have lost, and find out whether the two still reach each other.
@@ -55,9 +53,10 @@ class LinkFaults:
                 held_for = first.name if other is None else other.name
                 done += self._recovery.hold(variant, held_for, now, between_agents=name != COORDINATOR)
         trials = self._links.suspect(first, name, now)
-        ends = {first.name, name} - {COORDINATOR}
-        if reason and trials and not any(now - self._told.get(end, float("-inf")) <= SAME_S for end in ends):
-            self._told.update(dict.fromkeys(ends, now))
+        ends = [first, *self._members.living([name])]
+        if reason and trials and all(now - end.broke_at > SAME_S for end in ends):
+            for end in ends:
+                end.broke_at = now
             trials.insert(0, Log(f"'{first.name}' to '{name}': the connection broke: {reason}"))
         return [*done, *trials]
 

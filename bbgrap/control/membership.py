@@ -67,6 +67,8 @@ class Member:
     """How long it may be silent until it is taken for dead."""
     back_at: float = float("-inf")
     """When heartbeats came again that had been missing, in seconds."""
+    broke_at: float = float("-inf")
+    """When it was told last that a connection of it broke, in seconds."""
     since: float = 0.0
     """When it joined, in seconds."""
     beat: Heartbeat = field(default_factory=Heartbeat)

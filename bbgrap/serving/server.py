@@ -131,8 +131,6 @@ class _Protocol(HttpToolsProtocol):
         """Give the connection to a thread, or take what it has left."""
         if self in self._spoken:
             self._spoken.move_to_end(self)
-        if self._is_between:
-            data = without_offer(data)
         is_answered = getattr(self.cycle, "response_complete", True)  # there is none before the first request
         if self._is_for_threads and self._is_between and is_answered:
             self._thread = self._threads.begin(self.transport, data, lambda: self.server_state.default_headers, self._take_back)
@@ -140,7 +138,7 @@ class _Protocol(HttpToolsProtocol):
                 self._unset_keepalive_if_required()
                 self.flow.pause_reading()
                 return
-        super().data_received(data)
+        super().data_received(without_offer(data) if self._is_between else data)
 
     def _take_back(self, unanswered: bytes | None) -> None:
         thread, self._thread = self._thread, None

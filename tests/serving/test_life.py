@@ -193,8 +193,9 @@ def test_batches_answer_as_single_requests_do(cluster, models, tmp_path, served)
                 assert content[length:] == alone["y"].tobytes() + alone["z"].tobytes()
 
 
-@pytest.mark.faults
-def test_while_the_coordinator_is_away_requests_are_sent_elsewhere(models, tmp_path):
+@contextlib.contextmanager
+def without_coordinator(tmp_path):
+    """A cluster, a server with one model that has answered, and a connection to it, just after the coordinator was killed."""
     folder = tmp_path / "models"
     write_rows(folder / "rows.onnx")
     with (
@@ -205,6 +206,12 @@ def test_while_the_coordinator_is_away_requests_are_sent_elsewhere(models, tmp_p
         assert http.run("rows", X)["y"].shape == (2, 4)
         own.kill("coordinator")
         until(lambda: http.json("GET", "/v2/health/ready")[0] == 503)
+        yield own, server, http
+
+
+@pytest.mark.faults
+def test_while_the_coordinator_is_away_requests_are_sent_elsewhere(models, tmp_path):
+    with without_coordinator(tmp_path) as (own, server, http):
         status, answer, headers = infer(server, binary_body(X), "rows")
         assert (status, headers["retry-after"]) == (503, "1"), answer
         own.start_coordinator()
@@ -216,23 +223,15 @@ def test_while_the_coordinator_is_away_requests_are_sent_elsewhere(models, tmp_p
 
 def test_a_model_whose_file_changed_and_that_the_cluster_has_lost_is_to_be_loaded_again(tmp_path):
     """As after a deployment of new files, when the coordinator's machine is another one. Requests failed with 500, and no log said so."""
-    folder = tmp_path / "models"
-    write_rows(folder / "rows.onnx")
-    with (
-        known_cluster(1, tmp_path / "weights", pin=False) as own,
-        serving(own.address, folder, tmp_path / "log") as server,
-        server.http() as http,
-    ):
-        assert http.run("rows", X)["y"].shape == (2, 4)
-        own.kill("coordinator")
-        until(lambda: http.json("GET", "/v2/health/ready")[0] == 503)
+    with without_coordinator(tmp_path) as (own, server, http):
         for part in (own.logs / "state").iterdir():
             if part.is_dir() and part.name != "keys":
                 shutil.rmtree(part)
             elif part.is_file():
                 part.unlink()
-        (folder / "new").write_bytes((folder / "rows.onnx").read_bytes() + b"\x32\x03new")  # has another description
-        (folder / "new").replace(folder / "rows.onnx")
+        model, new = tmp_path / "models" / "rows.onnx", tmp_path / "models" / "new"
+        new.write_bytes(model.read_bytes() + b"\x32\x03new")  # has another description
+        new.replace(model)
         own.start_coordinator()
         until(lambda: http.json("GET", "/v2/health/ready")[0] == 200)
         until(lambda: b"model 'rows' must be loaded again" in infer(server, binary_body(X), "rows")[1])  # as soon as the agent is there
