@@ -47,7 +47,7 @@ def not_granted(error: Exception) -> str:
             return f"no memory is left{f' ({error})' if str(error) else ''}; it may be limited (ulimit -v, a container)"
         case RuntimeError() if "start new thread" in str(error):  # Python has no class for it
             return f"{error}; memory or processes may be limited (ulimit -v, ulimit -u, a container)"
-        case OSError(errno=errno.EMFILE):
+        case Exception() if getattr(error, "errno", None) == errno.EMFILE:  # zmq's is no OSError
             return f"{error}; descriptors are limited (ulimit -Hn, LimitNOFILE= of systemd)"
         case OSError():  # processes, a folder for temporary files
             return str(error)

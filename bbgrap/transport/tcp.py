@@ -11,6 +11,7 @@ Laws: see `bbgrap.transport.data`; whoever sends other bytes than messages loses
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import selectors
@@ -337,6 +338,7 @@ def listen_at(bind: str) -> socket.socket:
 
     Raises:
         UsageError: if the address cannot be listened on.
+        OSError: if the system grants no more descriptors.
     """
     host, port = split_address(bind)
     host = "" if host == "*" else host.strip("[]")
@@ -346,6 +348,8 @@ def listen_at(bind: str) -> socket.socket:
     try:
         listener = socket.create_server((host, int(port)), family=family, dualstack_ipv6=both)
     except OSError as error:
+        if error.errno == errno.EMFILE:  # as at any other port
+            raise
         raise BbgrapError(f"data address {bind}: {error.strerror}; choose another port with --data-port") from error
     listener.setblocking(False)
     return listener

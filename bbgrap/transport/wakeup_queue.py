@@ -51,6 +51,8 @@ class WakeupQueue(Generic[T]):
 class _Pipe:
     """A pipe. Where processes are confined it is all they may have."""
 
+    _read = _write = -1  # where the system grants none, what was begun here is forgotten like all else
+
     def __init__(self) -> None:
         self._read, self._write = os.pipe()
         if sys.platform != "win32":

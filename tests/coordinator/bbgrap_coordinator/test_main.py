@@ -27,12 +27,34 @@ def test_what_stays_wrong_ends_it_so_that_units_do_not_start_it_again(tmp_path, 
     assert (done.returncode, "expected" in done.stderr) == (2, True), done.stderr
 
 
-def test_a_system_that_grants_too_little_is_named_in_a_line(tmp_path):
+@pytest.mark.parametrize("granted", [24, 26, 29])
+def test_a_system_that_grants_too_little_is_named_in_a_line(tmp_path, granted):
+    """Whatever was to be opened at that moment: sockets of zmq, the data plane's, a folder, a pipe."""
     command = [sys.executable, "-m", "bbgrap_coordinator.main", "--state-dir", str(tmp_path), "--bind", "127.0.0.1:0"]
-    few = ["bash", "-c", f"ulimit -n 24; exec {shlex.join(command)}"]
+    few = ["bash", "-c", f"ulimit -n {granted}; exec {shlex.join(command)}"]
     done = subprocess.run(few, capture_output=True, text=True, env=ENVIRONMENT, timeout=60, check=False, input="")
     assert (done.returncode, "Traceback" in done.stderr) == (1, False), done.stderr
-    assert "the system refuses what it needs: [Errno 24] Too many open files" in done.stderr
+    assert "the system refuses what it needs: [Errno 24] Too many open files" in done.stderr.splitlines()[-1]
+
+
+NO_PIPE = """
+import os, resource
+from bbgrap.transport.wakeup_queue import WakeupQueue
+
+free = os.open("/dev/null", os.O_RDONLY)
+os.close(free)
+resource.setrlimit(resource.RLIMIT_NOFILE, (free, free))
+try:
+    WakeupQueue()
+except OSError as error:
+    print(error)
+"""
+
+
+def test_a_queue_that_gets_no_pipe_says_only_that():
+    """It was closed although it had never been opened, and said so in a traceback beside the line."""
+    done = subprocess.run([sys.executable, "-c", NO_PIPE], capture_output=True, text=True, env=ENVIRONMENT, timeout=60, check=False)
+    assert (done.stdout, done.stderr) == ("[Errno 24] Too many open files\n", "")
 
 
 @pytest.mark.parametrize("granted", [48, 64, 80])
