@@ -127,6 +127,22 @@ def speeds_of(node: NodeProfile) -> Mapping[str, Speed]:
     return {kind: known.get(kind) or found[kind] for kind in KINDS}
 
 
+def as_slow_as_known(nodes: Sequence[NodeProfile]) -> tuple[NodeProfile, ...]:
+    """Return the nodes; of which nothing is known, one is as fast as the slowest of the others, for a plan pays dearly for more.
+
+    Where nothing is known of any, they stay as they are: all generic cores.
+    """
+    slowest = max((node for node in nodes if node.work), key=_shared_seconds, default=None)
+    if slowest is None:
+        return tuple(nodes)
+    return tuple(node if node.work or node.share != 1 else replace(node, work=slowest.work) for node in nodes)
+
+
+def _shared_seconds(node: NodeProfile) -> float:
+    speeds = speeds_of(node)
+    return sum(count * speeds[kind].seconds_of(TYPICAL[kind]) for kind, count in SHARED_WORK.items())
+
+
 def _faster(speed: Speed, factor: float) -> Speed:
     return replace(
         speed,

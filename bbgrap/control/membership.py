@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from bbgrap.cluster.names import name_order
+from bbgrap.cluster.speeds import as_slow_as_known
 from bbgrap.cluster.types import AGENT_BYTES, COORDINATOR, ETHERNET, LOCAL, Cluster, Network, NodeProfile
 from bbgrap.control.coordinator_events import RoutingId
 from bbgrap.control.coordinator_instructions import CoordinatorInstruction, Log, ToAgent
@@ -335,6 +336,7 @@ class Members:
         """Return the agents as planning sees them; at least one.
 
         Those at one address share a machine, unless links were given for them by hand; the first at the coordinator's shares it with that.
+        One of which nothing is known is as fast as the slowest that is known.
         """
         here = host_of(self.settings.data_address)
         machines = [member.machine for member in members]
@@ -348,7 +350,7 @@ class Members:
         )
         # What those by hand leave out is still one machine's, if there is no other.
         between = LOCAL if set(machines) == {here} else ETHERNET
-        return Cluster(nodes, Network(between, coordinator_on=on))
+        return Cluster(as_slow_as_known(nodes), Network(between, coordinator_on=on))
 
     def _has_links_by_hand(self, member: Member) -> bool:
         given = (member.join.profile, self.overrides.get(member.name))

@@ -78,6 +78,11 @@ class _Round:
         """Who measures now."""
         return tuple(self.working.values()) if self.linking is None else (self.linking[0],)
 
+    @property
+    def members(self) -> tuple[Member, ...]:
+        """Of whom it will be known."""
+        return (*(turn.member for turn in self.turns), *(member for member, _ in self.unlinked))
+
     def leave_out(self, member: Member, fault: str) -> None:
         """Go on without a member."""
         self.working.pop(member.identity, None)
@@ -143,10 +148,14 @@ class Profiling:
             return [ToClient(identity, Failed(message.call, fault, reason))]
         if len(self._waiting) >= MAX_WAITING:
             return [ToClient(identity, Failed(message.call, Fault.BUSY, f"measuring: {MAX_WAITING} calls wait already; try again later"))]
+        running = self._round
+        if running is not None and not running.identity and self._is_under_way(running, message):
+            running.identity, running.call = identity, message.call
+            return running.progress()
         self._waiting.append((identity, message))
-        if self._round is None:
+        if running is None:
             return self._go_on(now)
-        return [] if self._round.identity else self._break_off(self._round, now)
+        return [] if running.identity else self._break_off(running, now)
 
     def cancel(self, caller: tuple[RoutingId, int], now: float) -> list[CoordinatorInstruction]:
         """Measure nothing more for a call that nobody waits for."""
@@ -190,7 +199,7 @@ class Profiling:
     def lost(self, member: Member, now: float) -> list[CoordinatorInstruction]:
         """Go on without an agent that is gone."""
         running = self._round
-        if running is None or all(member is not other for other in (*(t.member for t in running.turns), *(m for m, _ in running.unlinked))):
+        if running is None or all(member is not other for other in running.members):
             return []
         running.leave_out(member, f"agent '{member.name}' was lost before it was measured")
         return self._go_on(now)
@@ -213,6 +222,11 @@ class Profiling:
         """Return whom a call is about."""
         name = message.name if isinstance(message, MeasureNodes) else ""
         return [member for member in self.members.alive() if name in {"", member.name}]
+
+    def _is_under_way(self, running: _Round, message: MeasureNodes | MeasureUnknown) -> bool:
+        """Whether a round finds out all that a call wants to know: what it has found is not to be thrown away."""
+        there = {member.name for member in running.members} | {profile.name for profile in running.done}
+        return isinstance(message, MeasureUnknown) and all(m.name in there for m in self.members.alive() if self._is_unknown(m))
 
     def _is_unknown(self, member: Member) -> bool:
         known = self.members.known_of(member)

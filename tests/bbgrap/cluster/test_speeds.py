@@ -12,6 +12,7 @@ from bbgrap.cluster.speeds import (
     SAME_WITHIN,
     TYPICAL,
     Speed,
+    as_slow_as_known,
     shares_of,
     speeds_of,
 )
@@ -95,3 +96,17 @@ def test_declared_shares_count_unless_every_node_was_measured():
 def test_nodes_are_compared_by_what_both_know():
     both = MEASURED[:1]
     assert Cluster((node("a", 1), node("b", 0.5, both))).shares == (1.0, 0.5)
+
+
+@given(st.lists(st.tuples(st.sampled_from([0.02, 0.5, 1.0, 3.0]), st.booleans()), min_size=1, max_size=5))
+def test_who_is_not_known_is_as_fast_as_the_slowest_that_is(nodes: list[tuple[float, bool]]):
+    """A slow node was taken for a generic core, and got all work beside a busy one that had been measured."""
+    there = [node(f"n{i}", factor) if known else NodeProfile(f"n{i}") for i, (factor, known) in enumerate(nodes)]
+    slowest = min((factor for factor, known in nodes if known), default=None)
+    for before, after in zip(there, as_slow_as_known(there), strict=True):
+        if before.work or slowest is None:
+            assert after == before
+        else:
+            assert after == node(before.name, slowest)
+    by_hand = NodeProfile("c", share=2.0)
+    assert as_slow_as_known([node("a", 1.0), by_hand])[1] == by_hand

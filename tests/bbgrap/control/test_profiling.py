@@ -258,6 +258,34 @@ def test_what_nobody_called_for_is_broken_off_when_something_else_is_to_be_done(
     assert measuring(wire) == {"b": "Measure"}
 
 
+def test_what_is_measured_in_the_background_is_gone_on_with_when_somebody_wants_to_know_it():
+    """It was begun anew: who submitted a model some seconds after the agents had joined waited for all of it."""
+    wire = ready_wire("a", "b")
+    wire.wait(35.0)
+    finish(wire, "a")
+    call = measure(wire, again=False)
+    assert measuring(wire) == {"b": "Measure"}
+    run = wire.run()
+    wire.wait(1.3)
+    finish(wire, "b")
+    finish(wire, "a")
+    finish(wire, "b")
+    assert wire.answer(call) == c.Profiles(call, (profile("a"), profile("b")))
+    assert isinstance(wire.answer(run), c.RunResult)
+
+
+def test_what_is_measured_in_the_background_is_begun_anew_with_who_has_come_since():
+    wire = ready_wire("a")
+    wire.wait(35.0)
+    wire.add_agent("b")
+    wire.settle()
+    assert measuring(wire) == {"a": "Measure"}
+    call = measure(wire, again=False)
+    for name in "abab":
+        finish(wire, name)
+    assert wire.answer(call) == c.Profiles(call, (profile("a"), profile("b")))
+
+
 MOVES = st.lists(
     st.tuples(st.sampled_from(["call", "answer", "fault", "crash", "join", "wait"]), st.integers(0, 5), st.booleans()), max_size=40
 )
