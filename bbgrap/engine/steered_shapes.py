@@ -2,8 +2,10 @@
 
     Shape, Gather, Add, Concat ── sizes ──► Equal to -1, Where ──► Expand
     Shape, Gather, Neg, Max    ── first ──────────────────────────► Slice
+    Shape, Add, Reshape, Concat ── sizes ─────────────────────────► Reshape
 
-PyTorch's exporter writes the first for each of its `expand`, the second for tables of places that are cut to all words.
+PyTorch's exporters write the first for each `expand`, the second for tables of places that are cut to all words, the third for keys that
+several heads share.
 
 So are those of what onnxruntime's own quantizers make of scalars, which it declares like tensors of unknown rank.
 """
@@ -33,8 +35,11 @@ def steered_shapes(graph: Graph, declared: Container[str] = ()) -> dict[str, Ten
         lists = [told_numbers(graph, name) if name else None for name in node.inputs[1:]]
         if before.shape is None or any(name and array is None for name, array in zip(node.inputs[1:], lists, strict=True)):
             continue
+        told = [None if array is None else array.reshape(-1).tolist() for array in lists]
+        if node.op == "Reshape" and not node.attributes.get("allowzero"):
+            told = [[before.shape[axis] if size == 0 and axis < len(before.shape) else size for axis, size in enumerate(told[0] or ())]]
         try:
-            shape = _STEERED[node.op](before.shape, *(None if array is None else array.reshape(-1).tolist() for array in lists))
+            shape = _STEERED[node.op](before.shape, *told)
         except (IndexError, TypeError, ValueError):  # the run will say so
             continue
         found[node.first_output] = TensorType(before.dtype, shape)
@@ -50,6 +55,10 @@ def _as_read(graph: Graph, node: Node) -> dict[str, TensorType]:
 
 def _expanded(before: tuple[int, ...], sizes: list[int]) -> tuple[int, ...]:
     return np.broadcast_shapes(before, tuple(sizes))
+
+
+def _reshaped(before: tuple[int, ...], sizes: list[int]) -> tuple[int, ...]:
+    return np.broadcast_to(np.False_, before).reshape(sizes).shape
 
 
 def _tiled(before: tuple[int, ...], counts: list[int]) -> tuple[int, ...]:
@@ -73,5 +82,5 @@ def _sliced(
 
 _QUANTIZERS = frozenset({"DequantizeLinear", "QuantizeLinear"})
 
-_STEERED: Mapping[str, Callable[..., tuple[int, ...]]] = {"Expand": _expanded, "Slice": _sliced, "Tile": _tiled}
+_STEERED: Mapping[str, Callable[..., tuple[int, ...]]] = {"Expand": _expanded, "Reshape": _reshaped, "Slice": _sliced, "Tile": _tiled}
 """What an operator makes of a shape, by the lists that are its further operands."""

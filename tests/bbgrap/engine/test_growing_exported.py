@@ -144,6 +144,22 @@ def in_rows():
     return with_nodes("Softmax", ("scores", "warm scores"), nodes, constants)
 
 
+def of_a_number_made_a_list():
+    """Values viewed as they are, as those that heads share are: how many words there are is a sum of numbers, and made a list of one."""
+    nodes = [
+        ("Shape", ["past_key_values.0.key"], ["before"], {"start": 2, "end": 3}),
+        ("Squeeze", ["before"], ["words before"]),
+        ("Shape", ["input_ids"], ["asked"], {"start": 1, "end": 2}),
+        ("Squeeze", ["asked"], ["words of it"]),
+        ("Add", ["words before", "words of it"], ["all words"]),
+        ("Reshape", ["all words", "any"], ["all"]),
+        ("Shape", ["input_ids"], ["rows"], {"start": 0, "end": 1}),
+        ("Concat", ["rows", "heads", "all", "size"], ["viewed as"], {"axis": 0}),
+        ("Reshape", ["present.0.value", "viewed as"], ["viewed"], {"allowzero": 1}),
+    ]
+    return with_nodes("Softmax", ("present.0.value", "viewed"), nodes, {"any": [-1], "heads": [HEADS], "size": [SIZE]})
+
+
 def with_table_of_places():
     """Scores less for words far away, of a table that ends with the last word: as many of its places as there are words are taken."""
     table = -0.1 * np.arange(LONGEST, 0, -1, np.float32) * np.arange(1, HEADS + 1, dtype=np.float32).reshape(1, -1, 1, 1)
@@ -194,6 +210,7 @@ def in_one_product():
         (of_a_window_of_seven, "last keys"),
         (in_rows, "shares"),
         (with_table_of_places, "shares"),
+        (of_a_number_made_a_list, "viewed"),
     ],
 )
 @pytest.mark.parametrize("planner", ["tensor-parallel", pytest.param("auto", marks=pytest.mark.broad)])

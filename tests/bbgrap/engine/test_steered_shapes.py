@@ -92,6 +92,24 @@ def test_what_is_sliced_or_repeated_has_the_shape_of_the_run(data):
         assert steered_shapes(told(op, before, lists)) == {"z": TensorType(DType.FLOAT, run.shape)}
 
 
+@given(st.data())
+def test_what_is_reshaped_has_the_shape_of_the_run(data):
+    before = data.draw(st.lists(st.sampled_from([0, 1, 2, 3]), min_size=1, max_size=3).map(tuple))
+    sizes, literal = data.draw(st.lists(st.sampled_from([-1, 0, 1, 2, 3, 6]), min_size=1, max_size=4)), data.draw(st.booleans())
+    made = helper.make_node("Reshape", ["x", "list0"], ["z"], allowzero=int(literal))
+    model = model_of([made], {"x": before}, {"z": [None] * len(sizes)}, {"list0": np.array(sizes, np.int64)})
+    graph = told("Reshape", before, [sizes])
+    graph = replace(graph, nodes=(*graph.nodes[:-1], replace(graph.nodes[-1], attributes={"allowzero": int(literal)})))
+    found = steered_shapes(graph)
+    try:
+        (run,) = make_session(model.SerializeToString(), threads=1, optimize=False).run(None, {"x": np.zeros(before, np.float32)})
+    except Exception:  # onnxruntime's have no common base
+        assert not found
+    else:
+        # Of nothing, -1 may be any size: the run says 0, nobody else need.
+        assert found == {"z": TensorType(DType.FLOAT, run.shape)} or (-1 in sizes and 0 in before and not found)
+
+
 def test_sizes_of_what_has_no_known_shape_are_not_told():
     graph = expanded((1,), [-1])
     unknown = {"y": TensorType(DType.FLOAT, None), "sizes of y": TensorType(DType.INT64, (3,))}
