@@ -3,9 +3,10 @@
     Shape, Gather, Add, Concat ── sizes ──► Equal to -1, Where ──► Expand
     Shape, Gather, Neg, Max    ── first ──────────────────────────► Slice
     Shape, Add, Reshape, Concat ── sizes ─────────────────────────► Reshape
+    Shape, Add                 ── last ───────────────────────────► Range
 
 PyTorch's exporters write the first for each `expand`, the second for tables of places that are cut to all words, the third for keys that
-several heads share.
+several heads share, the last for the places of words.
 
 So are those of what onnxruntime's own quantizers make of scalars, which it declares like tensors of unknown rank.
 """
@@ -29,21 +30,24 @@ def steered_shapes(graph: Graph, declared: Container[str] = ()) -> dict[str, Ten
     for node in graph.nodes:
         if node.op in _QUANTIZERS:
             found |= _as_read(graph, node)
-        if node.domain or node.op not in _STEERED or node.first_output in declared or graph.types[node.first_output].shape is not None:
-            continue
-        before = graph.types[node.inputs[0]]
-        lists = [told_numbers(graph, name) if name else None for name in node.inputs[1:]]
-        if before.shape is None or any(name and array is None for name, array in zip(node.inputs[1:], lists, strict=True)):
-            continue
-        told = [None if array is None else array.reshape(-1).tolist() for array in lists]
-        if node.op == "Reshape" and not node.attributes.get("allowzero"):
-            told = [[before.shape[axis] if size == 0 and axis < len(before.shape) else size for axis, size in enumerate(told[0] or ())]]
-        try:
-            shape = _STEERED[node.op](before.shape, *told)
-        except (IndexError, TypeError, ValueError):  # the run will say so
-            continue
-        found[node.first_output] = TensorType(before.dtype, shape)
+        if not node.domain and node.first_output not in declared and graph.types[node.first_output].shape is None:
+            found |= _counted(graph, node) if node.op == "Range" else _steered(graph, node) if node.op in _STEERED else {}
     return found
+
+
+def _steered(graph: Graph, node: Node) -> dict[str, TensorType]:
+    """Return the type of what a node makes of a value by lists, if these can be computed now."""
+    before = graph.types[node.inputs[0]]
+    lists = [told_numbers(graph, name) if name else None for name in node.inputs[1:]]
+    if before.shape is None or any(name and array is None for name, array in zip(node.inputs[1:], lists, strict=True)):
+        return {}
+    told = [None if array is None else array.reshape(-1).tolist() for array in lists]
+    try:
+        if node.op == "Reshape" and not node.attributes.get("allowzero"):
+            told = [[size or before.shape[axis] for axis, size in enumerate(told[0] or ())]]
+        return {node.first_output: TensorType(before.dtype, _STEERED[node.op](before.shape, *told))}
+    except (IndexError, TypeError, ValueError):  # the run will say so
+        return {}
 
 
 def _as_read(graph: Graph, node: Node) -> dict[str, TensorType]:
@@ -51,6 +55,16 @@ def _as_read(graph: Graph, node: Node) -> dict[str, TensorType]:
     made, shape = graph.types[node.first_output], graph.types[node.inputs[0]].shape
     unknown = made.shape is None and made.dtype is not DType.OTHER
     return {node.first_output: TensorType(made.dtype, shape)} if unknown and shape is not None else {}
+
+
+def _counted(graph: Graph, node: Node) -> dict[str, TensorType]:
+    """Return the type of whole numbers in a row, if where they begin and end can be computed now."""
+    kind = graph.types[node.inputs[0]].dtype
+    numbers = [told_numbers(graph, name) for name in node.inputs]
+    if kind is not DType.INT64 or any(number is None or number.size != 1 for number in numbers):
+        return {}
+    start, limit, step = (int(number.item()) for number in numbers if number is not None)
+    return {node.first_output: TensorType(kind, (len(range(start, limit, step)),))} if step else {}
 
 
 def _expanded(before: tuple[int, ...], sizes: list[int]) -> tuple[int, ...]:

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
-from onnx import helper
+from onnx import TensorProto, helper
 
 from bbgrap.engine.reload import ReloadedModel
 from bbgrap.engine.sessions import make_session
@@ -110,6 +110,24 @@ def test_what_is_reshaped_has_the_shape_of_the_run(data):
         assert found == {"z": TensorType(DType.FLOAT, run.shape)} or (-1 in sizes and 0 in before and not found)
 
 
+@given(st.integers(-4, 4), st.integers(1, 6), st.sampled_from([-2, -1, 1, 3]))
+def test_numbers_in_a_row_are_as_many_as_of_the_run(start, size, step):
+    weights = {name: make_weight(name, np.array(number, np.int64)) for name, number in (("start", start), ("step", step))}
+    nodes = (
+        Node("shape", "Shape", ("x",), ("sizes",)),
+        Node("one", "Squeeze", ("sizes",), ("size",)),
+        Node("limit", "Mul", ("size", "step"), ("limit",)),
+        Node("range", "Range", ("start", "limit", "step"), ("z",)),
+    )
+    types = {"x": TensorType(DType.FLOAT, (size,)), "sizes": TensorType(DType.INT64, (1,)), "z": TensorType(DType.INT64, None)}
+    types |= dict.fromkeys(("size", "limit"), TensorType(DType.INT64, ())) | {name: weight.type for name, weight in weights.items()}
+    graph = Graph("g", nodes, ("x",), ("z",), weights, types, {"": 17}, 8)
+    made = [helper.make_node(node.op, node.inputs, node.outputs) for node in nodes]
+    model = model_of(made, {"x": [size]}, {"z": [None]}, {"start": np.int64(start), "step": np.int64(step)}, kinds={"z": TensorProto.INT64})
+    (run,) = make_session(model.SerializeToString(), threads=1, optimize=False).run(None, {"x": np.zeros(size, np.float32)})
+    assert steered_shapes(graph) == {"z": TensorType(DType.INT64, run.shape)}
+
+
 def test_sizes_of_what_has_no_known_shape_are_not_told():
     graph = expanded((1,), [-1])
     unknown = {"y": TensorType(DType.FLOAT, None), "sizes of y": TensorType(DType.INT64, (3,))}
@@ -130,3 +148,23 @@ def test_what_follows_an_expansion_has_a_shape(tmp_path):
     loader = ReloadedModel(path)
     graph = loader.open_graph({"x": (5, 3)}, {"x": frozenset({0})})
     assert graph.types["wide"].shape == (5, 3)
+
+
+def test_places_of_all_words_have_a_shape(tmp_path):
+    """As decoders of BART, T5 and Whisper, which take a word at once, count them."""
+    nodes = [
+        helper.make_node("Shape", ["past"], ["before"], start=2, end=3),
+        helper.make_node("Squeeze", ["before"], ["words before"]),
+        helper.make_node("Add", ["words before", "one"], ["all words"]),
+        helper.make_node("Range", ["none", "all words", "one"], ["places"]),
+        helper.make_node("LessOrEqual", ["places", "words before"], ["seen"]),
+        helper.make_node("Where", ["seen", "scores", "least"], ["y"]),
+    ]
+    constants = {"one": np.int64(1), "none": np.int64(0), "least": np.float32(-1e9)}
+    path = tmp_path / "m.onnx"
+    path.write_bytes(model_of(nodes, {"past": [1, 2, "P", 4], "scores": [1, 2, 1, "T"]}, {"y": None}, constants).SerializeToString())
+    graph = ReloadedModel(path).open_graph(
+        {"past": (1, 2, 5, 4), "scores": (1, 2, 1, 6)}, {"past": frozenset({2}), "scores": frozenset({3})}
+    )
+    assert graph.types["places"].shape == (6,)
+    assert graph.types["y"].shape == (1, 2, 1, 6)
