@@ -7,7 +7,8 @@
 A product with weights that reads what all have *opens* a division, cut along its features. The cut carries on as long as an axis
 survives; where divisions meet along one axis they are one. What sums over the cut axis *closes* the division with partial results. A
 product that may not be summed in parts, since what follows rounds, opens another division: all get what it reads. Anything else is
-computed whole by every node that needs it. So only sums travel, or what stands for them, each once from every node to every other.
+computed whole by every node that needs it, but for what is made of state alone, as a cache in another order: of that, as much as the
+node's part of a division reads. So only sums travel, or what stands for them, each once from every node to every other.
 
 The cut of a division is counted in units that all of it has, e.g. heads, and followed back to front: a node computes what its readers in
 the division read. So a product of queries, keys and values in one is cut in three ranges. Tables of words are divided by words if they
@@ -100,10 +101,13 @@ class _TensorParallel:
         for node in graph.nodes:
             if (description := descriptions[node.name]) is not None and (role := self._role(node, description)) is not None:
                 self.roles[node.name] = role
+        self.of_state = self._of_state()
         self.units = self._units()
         self.found: dict[str, tuple[Tile, ...]] = {}
         self.needs: dict[tuple[str, int], IntervalSet] = {}
         """What the readers in a division read of a value on a device, along its cut axis."""
+        self.reads: dict[tuple[str, int], ShapeMap] = {}
+        """What all readers read of a value that is made of state alone, on a device."""
 
     # --- roles --------------------------------------------------------------------------------------------------------------------
 
@@ -185,6 +189,15 @@ class _TensorParallel:
                     return _Closing(role.division, sums[index.name])
         return None
 
+    def _of_state(self) -> Set[str]:
+        """Return state, and what is made of it by nodes in no division before one in a division reads it, as a cache in another order."""
+        found = set(self.graph.state)
+        for node in self.graph.nodes:
+            makers = [self.graph.producers[name] for name in node.reads if name in self.graph.producers]
+            if not found.isdisjoint(node.reads) and not any(maker.name in self.roles for maker in (node, *makers)):
+                found.add(node.first_output)
+        return found
+
     def _units(self) -> dict[int, int]:
         """Return into how many equal units every division is divided: the most that one of its axes has without a cut inside a unit."""
         steps: dict[int, set[tuple[int, int]]] = {}
@@ -208,6 +221,7 @@ class _TensorParallel:
         for node in reversed(self.graph.nodes):
             self.found[node.name] = self._tiles(node)
             self._note_needs(node, self.found[node.name])
+            self._note_reads(node, self.found[node.name])
         return self.found
 
     def _tiles(self, node: Node) -> tuple[Tile, ...]:
@@ -228,7 +242,7 @@ class _TensorParallel:
             case _Blocks() as joined:
                 return self._joined(node, whole, joined)
             case None:
-                return tuple(Tile(device, whole) for device in range(len(self.shares)))
+                return self._read(node, description) or tuple(Tile(device, whole) for device in range(len(self.shares)))
 
     def _pieces(self, division: int, extent: int, unit: int) -> tuple[Interval, ...]:
         units = self.units[self._root(division)]
@@ -273,6 +287,28 @@ class _TensorParallel:
         if not covers((tile.region for tile in tiles), whole):
             return ()
         return tiles if all(can_make(self.graph, node, description, tile.region) for tile in tiles) else ()
+
+    def _read(self, node: Node, description: Description) -> tuple[Tile, ...]:
+        """Return what every device reads of what is made of state alone, if that is a part along one axis, and can be made; else none."""
+        whole, name = ShapeMap.full(description.shape), node.first_output
+        tiles = tuple(Tile(device, self.reads[name, device]) for device in range(len(self.shares)) if (name, device) in self.reads)
+        cut = {axis for tile in tiles for axis, held in enumerate(tile.region.axes) if held != whole.axes[axis]}
+        if len(node.outputs) > 1 or len(cut) != 1 or not self._may_cut(node, description, *cut) or name in self.graph.outputs:
+            return ()
+        is_made = covers((tile.region for tile in tiles), whole) and all(can_make(self.graph, node, description, t.region) for t in tiles)
+        return tiles if is_made else ()
+
+    def _note_reads(self, node: Node, tiles: tuple[Tile, ...]) -> None:
+        description = self.descriptions[node.name]
+        shapes = [self.graph.types[name].shape if name else None for name in node.inputs]
+        for number, name in enumerate(node.inputs):
+            for tile in tiles if name in self.of_state else ():
+                whole = ShapeMap.full(self.graph.types[name].known_shape)
+                read = whole if description is None else input_regions(description, tile.region, shapes, reduction_of(tile))[number]
+                if read is not None:
+                    before = self.reads.get((name, tile.device), read)
+                    axes = (one.union(other) for one, other in zip(before.axes, read.axes, strict=True))
+                    self.reads[name, tile.device] = ShapeMap(tuple(axes))
 
     def _note_needs(self, node: Node, tiles: tuple[Tile, ...]) -> None:
         role, description = self.roles.get(node.name), self.descriptions[node.name]

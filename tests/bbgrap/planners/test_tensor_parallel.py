@@ -124,3 +124,50 @@ def test_a_product_of_queries_keys_and_values_is_cut_in_three_ranges(attention):
     assert [str(tile.region.axes[2]) for tile in plan.tiles[product.name]] == ["0:8,24:32,48:56", "8:16,32:40,56:64", "16:24,40:48,64:72"]
     assert statistics_of(programmed(graph, 3)).transfers == 2  # one node adds up and answers
     assert_partition_agrees(graph, Cluster.even(3), OPTIONS, 1e-4)
+
+
+def with_room(words=6, width=24, heads=6):
+    """Attention over a cache with room, written by a word's place: of keys the other places are kept, values are turned round and back."""
+    random = np.random.default_rng(3)
+    weights = {f"{name}.w": random.standard_normal((width, width)).astype(np.float32) / 5 for name in ("q", "k", "v", "out")}
+    weights |= {"heads": [0, 0, heads, width // heads], "flat": [0, 0, width], "one": np.float32(1)}
+    node = helper.make_node
+    nodes = [node("Sub", ["one", "place"], ["kept"]), node("Transpose", ["values"], ["turned"], perm=[1, 2, 0, 3])]
+    for name in "qkv":
+        nodes += [
+            node("MatMul", ["x", f"{name}.w"], [name]),
+            node("Reshape", [name, "heads"], [f"{name}.split"]),
+            node("Transpose", [f"{name}.split"], [f"{name}.heads"], perm=[0, 2, 1, 3]),
+        ]
+    for name, cache, made in (("k", "keys", "keys_out"), ("v", "turned", "all values")):
+        nodes += [
+            node("Mul", [cache, "kept"], [f"{name}.others"]),
+            node("Mul", [f"{name}.heads", "place"], [f"{name}.own"]),
+            node("Add", [f"{name}.others", f"{name}.own"], [made]),
+        ]
+    nodes += [
+        node("Transpose", ["all values"], ["values_out"], perm=[2, 0, 1, 3]),
+        node("Transpose", ["keys_out"], ["columns"], perm=[0, 1, 3, 2]),
+        node("MatMul", ["q.heads", "columns"], ["scores"]),
+        node("Softmax", ["scores"], ["shares"], axis=-1),
+        node("MatMul", ["shares", "all values"], ["mixed"]),
+        node("Transpose", ["mixed"], ["together"], perm=[0, 2, 1, 3]),
+        node("Reshape", ["together", "flat"], ["joined"]),
+        node("MatMul", ["joined", "out.w"], ["y"]),
+    ]
+    caches = {"keys": (1, heads, words, width // heads), "values": (words, 1, heads, width // heads)}
+    made = {f"{name}_out": shape for name, shape in caches.items()}
+    return model_of(nodes, {"x": (1, 1, width), "place": (1, 1, words, 1), **caches}, {"y": (1, 1, width), **made}, weights)
+
+
+@pytest.mark.parametrize("shares", [(1, 1), (1, 1, 1), (2, 1)], ids=str)
+def test_state_that_is_turned_or_scaled_before_it_is_read_is_cut_as_it_is_read(shares, tmp_path):
+    """Else a node that has a part of what becomes state needs all of it for the next word."""
+    (tmp_path / "m.onnx").write_bytes(with_room().SerializeToString())
+    graph = load_graph(tmp_path / "m.onnx", {})
+    cluster = Cluster(tuple(NodeProfile(f"node{number}", share=share) for number, share in enumerate(shares)))
+    assert_partition_agrees(graph, cluster, OPTIONS, 1e-4)
+    graph = with_state(graph, {"keys": "keys_out", "values": "values_out"})
+    descriptions = all_descriptions(graph)
+    program = compile_plan(make_plan(graph, cluster, OPTIONS, descriptions), descriptions, instalments=False).optimized
+    assert statistics_of(program).bytes == (len(shares) - 1) * 24 * 4, "sums alone travel, to who answers"
