@@ -34,7 +34,7 @@ from bbgrap.session.calls import CallFailedError, OnProgress
 from bbgrap.session.connection import Connection
 from bbgrap.session.model_files import ModelFiles
 from bbgrap.session.signature import Shapes, Signature
-from bbgrap.session.state_pairs import planned_shapes
+from bbgrap.session.state_pairs import planned_shapes, with_state_shapes
 from bbgrap.session.values import unpacked_output
 
 _GRACE_S = 0.7
@@ -122,7 +122,8 @@ class RemoteModel:
 
     def prepare(self, shapes: Mapping[str, tuple[int, ...]], feeds: Sequence[Array] = (), *, wait: bool = True) -> PreparedPlan:
         """Ask for the plan for inputs of these shapes, of which `feeds` are examples, and wait for it unless told otherwise."""
-        ordered = planned_shapes(self.options.state, self.signature, self.signature.check_shapes(shapes))
+        given = with_state_shapes(self.options.state, self.signature, shapes) if self.options.state else shapes
+        ordered = planned_shapes(self.options.state, self.signature, self.signature.check_shapes(given))
         self._see(ordered, feeds)
         return self.retrying(lambda left_s: self._waited_for(ordered, left_s) if wait else self._ask(ordered, left_s, wait=False))
 

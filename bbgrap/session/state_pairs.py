@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, Self
 
 import numpy as np
@@ -159,6 +159,20 @@ def initial_state(
     }
 
 
+def with_state_shapes(pairs: Sequence[tuple[str, str]], signature: Signature, shapes: Mapping[str, Sequence[int]]) -> dict[str, Any]:
+    """Return shapes and those of the state that they lack, as a first request of these shapes begins with it.
+
+    Raises:
+        InputError: if a shape of another input does not fit, or is no shape.
+        UsageError: if a size of the state cannot be known.
+    """
+    missing = tuple((name, output) for name, output in pairs if name not in shapes and name != output)
+    others = replace(signature, inputs=tuple(arg for arg in signature.inputs if arg.name not in dict(missing)))
+    known = dict(zip((arg.name for arg in others.inputs), others.check_shapes(shapes), strict=True))
+    feed = {name: np.broadcast_to(np.False_, shape) for name, shape in known.items()}
+    return {**shapes, **{name: array.shape for name, array in initial_state(missing, signature, feed, {}).items()}}
+
+
 def planned_shapes(pairs: Sequence[tuple[str, str]], signature: Signature, shapes: Shapes) -> Shapes:
     """Return the shapes to plan for: of a state that grows or is filled, those of one word after none, since a plan serves any of both."""
     inputs, outputs = ({arg.name: arg for arg in side} for side in (signature.inputs, signature.outputs))
@@ -201,8 +215,11 @@ def _empty(arg: NodeArg, output: NodeArg, sizes: Mapping[str, int]) -> Array:
             shape.append(0)
         else:
             raise UsageError(
-                f"state '{arg.name}' {arg.declared}: how long its axis {axis} is, nobody says; give it: sequence(initial={{...}})"
+                f"state '{arg.name}' {arg.declared}: how long its axis {axis} is, nobody says; give it: sequence(initial={{...}}), "
+                f"or prepare({{'{arg.name}': shape, ...}})"
             )
     if not arg.has_rank:
-        raise UsageError(f"state '{arg.name}': the model does not say its shape; give it: sequence(initial={{...}})")
+        raise UsageError(
+            f"state '{arg.name}': the model does not say its shape; give it: sequence(initial={{...}}), or prepare({{'{arg.name}': ...}})"
+        )
     return np.zeros(shape, arg.dtype.numpy if arg.code is None else array_of_content(arg.code, (0,), b"").dtype)

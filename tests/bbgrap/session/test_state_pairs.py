@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from onnx import helper
 
-from bbgrap.errors import UsageError
+from bbgrap.errors import InputError, UsageError
 from bbgrap.graph.types import DType
 from bbgrap.session.signature import NodeArg, Signature
-from bbgrap.session.state_pairs import StateText, initial_state, pairs_of, planned_shapes
+from bbgrap.session.state_pairs import StateText, initial_state, pairs_of, planned_shapes, with_state_shapes
 
 
 def signature(inputs, outputs):
@@ -114,6 +114,18 @@ def test_before_the_first_request_there_are_zeros_and_nothing_along_what_grows()
     assert given["past_0"].shape == (3, 2, 5, 4)
     with pytest.raises(UsageError, match="no state"):
         initial_state(pairs, model, {}, {"ids": np.zeros(1)})
+
+
+def test_what_is_planned_ahead_begins_with_the_state_of_a_first_request():
+    model = signature({"ids": (DType.INT64, ("batch", 1)), "past_0": PAST, "cell": CELL}, {"present_0": PRESENT, "cell_out": CELL})
+    pairs = pairs_of("auto", model, "m")
+    assert with_state_shapes(pairs, model, {"ids": (3, 1)}) == {"ids": (3, 1), "past_0": (3, 2, 0, 4), "cell": (2, 1, 8)}
+    assert with_state_shapes(pairs, model, {"ids": (3, 1), "past_0": (3, 2, 9, 4)})["past_0"] == (3, 2, 9, 4)
+    with pytest.raises(InputError, match=r"'ids': expected a shape of int64\[batch, 1\], got None"):
+        with_state_shapes(pairs, model, {})
+    untold = signature({"x": (DType.FLOAT, (1,)), "h": (DType.FLOAT, (None,))}, {"hn": (DType.FLOAT, (None,))})
+    with pytest.raises(UsageError, match=r"prepare\(\{'h': shape"):
+        with_state_shapes((("h", "hn"),), untold, {"x": (1,)})
 
 
 def test_a_command_line_says_state_and_its_shapes():
