@@ -16,6 +16,9 @@ from bbgrap.runtime.schedule import Schedule, reading_of
 
 _PACKED = {(DType.FLOAT, 2), (DType.UINT8, 3)}
 """Types and numbers of axes of what kernels of products pack."""
+_MAP_AXES = 4
+_MORE_COPIES = 3
+"""Of the weights of a convolution of maps while onnxruntime lays them out anew, one convolution after the other: measured."""
 
 
 def packed_bytes(weights: Iterable[TensorType]) -> int:
@@ -28,9 +31,11 @@ def bytes_while_loaded(weights: Collection[TensorType]) -> int:
 
     Matrices of floats, and those of few bits, are packed one by one from the pages of their files, which kernels read here and there: the
     largest should be in memory. All others may be copied, all of them before the first is let go: those of convolutions are laid out anew,
-    those of float16 are converted.
+    which takes further copies of the largest, those of float16 are converted.
     """
-    return max(sum(kind.nbytes for kind in weights if not _is_packed(kind)), max((kind.nbytes for kind in weights), default=0))
+    copied = sum(kind.nbytes for kind in weights if not _is_packed(kind))
+    laid_out = max((kind.nbytes for kind in weights if kind.dtype is DType.FLOAT and len(kind.shape or ()) == _MAP_AXES), default=0)
+    return max(copied + _MORE_COPIES * laid_out, max((kind.nbytes for kind in weights), default=0))
 
 
 def _is_packed(kind: TensorType) -> bool:

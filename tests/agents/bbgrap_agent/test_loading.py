@@ -42,15 +42,20 @@ counts_memory = pytest.mark.skipif(
 def product(number: int, wide: np.ndarray | None = None) -> SegmentModel:
     """Return a segment that multiplies by 16 MiB of weights, or by those given: the allocator takes more of the system at once."""
     weight = np.full(TYPE.shape, number, np.float32) if wide is None else wide
+    rows = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, size]) for name, size in zip("xy", weight.shape, strict=True)]
+    graph = helper.make_graph([helper.make_node("MatMul", ["x", "w"], ["y"])], "product", rows[:1], rows[1:], [external(weight)])
+    skeleton = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8).SerializeToString()
+    weights = {"w": WeightRef(digest_of(weight), TensorType(DType.FLOAT, weight.shape))}
+    return SegmentModel(f"product {number}", hashlib.sha256(skeleton).hexdigest(), skeleton, ("x",), ("y",), weights)
+
+
+def external(weight: np.ndarray) -> TensorProto:
+    """Return a weight that refers to a file, as those of skeletons do."""
     tensor = TensorProto(name="w", data_type=TensorProto.FLOAT, dims=weight.shape, data_location=TensorProto.EXTERNAL)
     for field, value in (("location", "weights"), ("offset", "0"), ("length", str(weight.nbytes))):
         entry = tensor.external_data.add()
         entry.key, entry.value = field, value
-    rows = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, size]) for name, size in zip("xy", weight.shape, strict=True)]
-    graph = helper.make_graph([helper.make_node("MatMul", ["x", "w"], ["y"])], "product", rows[:1], rows[1:], [tensor])
-    skeleton = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8).SerializeToString()
-    weights = {"w": WeightRef(digest_of(weight), TensorType(DType.FLOAT, weight.shape))}
-    return SegmentModel(f"product {number}", hashlib.sha256(skeleton).hexdigest(), skeleton, ("x",), ("y",), weights)
+    return tensor
 
 
 def stored(folder: Path, count: int) -> tuple[WeightStore, tuple[SegmentModel, ...]]:
@@ -75,6 +80,27 @@ def test_weights_are_in_memory_once_while_they_are_packed(tmp_path):
     wide = np.ones((ROWS, 4 * ROWS), np.float32)
     segment = product(0, wide)
     assert store._write(segment.weights["w"].digest, wide)
+    assert most_taken_while_loaded(deploy((segment,)), store) < 1.5 * wide.nbytes
+
+
+@counts_memory
+def test_a_convolution_takes_no_more_while_it_is_loaded_than_plans_count(tmp_path):
+    store, channels = WeightStore(tmp_path), ROWS // 2
+    weight = np.ones((channels, channels, 2, 2), np.float32)
+    maps = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, channels, s, s]) for name, s in (("x", 3), ("y", 2))]
+    graph = helper.make_graph([helper.make_node("Conv", ["x", "w"], ["y"])], "maps", maps[:1], maps[1:], [external(weight)])
+    skeleton = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8).SerializeToString()
+    assert store._write(digest_of(weight), weight)
+    weights = {"w": WeightRef(digest_of(weight), TensorType(DType.FLOAT, weight.shape))}
+    segment = SegmentModel("maps", hashlib.sha256(skeleton).hexdigest(), skeleton, ("x",), ("y",), weights)
+    plain = deploy((segment,))
+    buffers = tuple(BufferSpec(name, DType.FLOAT, (1, channels, s, s)) for name, s in (("x", 3), ("y", 2)))
+    message = replace(plain, schedule=replace(plain.schedule, buffers=buffers))
+    assert most_taken_while_loaded(message, store) < segment.weight_bytes + segment.bytes_while_loaded + weight.nbytes // 2
+
+
+def most_taken_while_loaded(message: Deploy, store: WeightStore) -> int:
+    """Return the most bytes that a load takes beside files, of what this process had not taken before."""
     before, most, is_over = taken(), 0, threading.Event()
 
     def watch():
@@ -85,10 +111,10 @@ def test_weights_are_in_memory_once_while_they_are_packed(tmp_path):
 
     watcher = threading.Thread(target=watch)
     watcher.start()
-    load(deploy((segment,)), store, 1, "127.0.0.1")
+    load(message, store, 1, "127.0.0.1")
     is_over.set()
     watcher.join()
-    assert most - before < 1.5 * wide.nbytes
+    return most - before
 
 
 def test_a_weight_whose_file_is_gone_meanwhile_is_given_from_memory(tmp_path, monkeypatch):
