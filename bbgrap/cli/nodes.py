@@ -20,9 +20,9 @@ _TABLE_WIDTH = 130
 def nodes(coordinator: Coordinator = "", token_file: TokenFile = None, insecure: Insecure = False, as_json: Json = False) -> None:
     """List the agents, their state, memory, versions and profiles, and who does not reach whom.
 
-    `used` is the memory that the agent's worker takes, `standby` the part of it that models take which it has whole, to answer at once.
-    With `bbgrap-coordinator --verify-fraction`, `verified` of its requests were compared with runs on other nodes; in those that `differed`
-    it may be what answered wrongly.
+    `memory` is what plans may fill, `used` is the memory that the agent's worker takes, `standby` the part of it that models take which it
+    has whole, to answer at once. With `bbgrap-coordinator --verify-fraction`, `verified` of its requests were compared with runs on other
+    nodes; in those that `differed` it may be what answered wrongly.
 
     Example:
         bbgrap nodes --coordinator tcp://head:7070

@@ -229,6 +229,7 @@ class CoordinatorMachine:
             self.members.welcome(member, keep),
             Log(f"agent '{join.name}' joined; {len(self.members.by_name)} are there", event="joined", node=join.name),
             *self.members.other_versions(join),
+            *self.members.overstated_memory(member),
             Audit("joined", peer_of(identity, join.name), {"address": join.data_address, "version": join.version}),
             *self.links.joined(member, now),
             *done,

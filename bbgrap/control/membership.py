@@ -307,15 +307,30 @@ class Members:
         Of one that is not there, or has not said, more than anything needs.
         """
         member = self.by_name.get(name)
-        if member is None:
-            return 1 << 62
-        return self._memory_among(member, self.by_name.values()) or 1 << 62
+        return 1 << 62 if member is None else self.known_memory_of(member) or 1 << 62
+
+    def known_memory_of(self, member: Member) -> int:
+        """Return the bytes of memory that an agent may fill; 0: it has not said."""
+        return self._memory_among(member, self.by_name.values())
+
+    def overstated_memory(self, member: Member) -> list[CoordinatorInstruction]:
+        """Warn of an agent for which more memory was given than there is: plans that fill it would have it ended."""
+        said, given = member.join.memory_bytes, self._given_memory(member)
+        text = f"agent '{member.name}' is given {given >> 20:,} MiB of memory, its machine or container leaves it {said >> 20:,} MiB: plans"
+        return [Log(f"{text} fill no more than that", is_warning=True)] if 0 < said < given else []
+
+    def _given_memory(self, member: Member) -> int:
+        given = (profile.memory_bytes for profile in (self.overrides.get(member.name), member.join.profile) if profile is not None)
+        return next(filter(None, given), 0)
 
     def _memory_among(self, member: Member, others: Iterable[Member]) -> int:
-        """Return what an agent may fill where only these others share its memory, each with processes of its own; 0: it has not said."""
-        given = (profile.memory_bytes for profile in (self.overrides.get(member.name), member.join.profile) if profile is not None)
-        if (known := next(filter(None, given), 0)) or not (said := member.join.memory_bytes):
-            return known
+        """Return what an agent may fill where only these others share its memory, each with processes of its own; 0: it has not said.
+
+        What was given for it is no more than it has.
+        """
+        known, said = self._given_memory(member), member.join.memory_bytes
+        if known or not said:
+            return min(known, said or known)
         group = member.machine, member.join.memory_group
         sharing = sum((other.machine, other.join.memory_group) == group for other in others)
         return max(1, (said + AGENT_BYTES) // sharing - AGENT_BYTES)

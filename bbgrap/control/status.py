@@ -62,7 +62,7 @@ class StatusReader:
             state="alive",
             threads=join.threads,
             cores=join.cores,
-            memory_bytes=join.memory_bytes,
+            memory_bytes=self._members.known_memory_of(member),
             version=join.version,
             onnxruntime=join.onnxruntime,
             max_opset=join.max_opset,

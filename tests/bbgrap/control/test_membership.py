@@ -52,6 +52,19 @@ def test_agents_of_one_machine_share_its_memory_unless_told_otherwise():
     assert members.memory_of("a") > 1 << 60
 
 
+def test_no_more_memory_is_planned_with_than_an_agent_has_whatever_was_given_for_it():
+    members = Members(SETTINGS, SavedState())
+    given = NodeProfile("a", memory_bytes=700 << 20)
+    for name, profile, has in (("a", given, 108 << 20), ("b", replace(given, name="b"), 0), ("c", None, 108 << 20)):
+        join = replace(introduction(name), data_address=f"tcp://{name}:5", memory_bytes=has, profile=profile)
+        members.join(name.encode(), join, 0.0)
+    assert planned_memory(members) == [members.known_memory_of(member) >> 20 for member in members.alive()] == [108, 700, 108]
+    said = [log.text for member in members.alive() for log in members.overstated_memory(member)]
+    assert said == ["agent 'a' is given 700 MiB of memory, its machine or container leaves it 108 MiB: plans fill no more than that"]
+    members.overrides["c"] = NodeProfile("c", memory_bytes=1 << 30)
+    assert members.memory_of("c") == 108 << 20
+
+
 def test_agents_of_one_machine_that_are_limited_by_themselves_share_no_memory():
     members = Members(SETTINGS, SavedState())
     for name, group in {"a": "1:5", "b": "1:6", "c": "1:6", "d": ""}.items():
