@@ -123,6 +123,7 @@ def fit(graph: Graph, cluster: Cluster, options: PlanOptions) -> tuple[Forecast,
         PlanError: if no plan exists, or none that fits.
     """
     refused: list[str] = []
+    tried: dict[str, list[str]] = {}
     for words, candidate, within in _attempts(cluster, options):
         start = time.perf_counter()
         forecast = plan_graph(graph, within, candidate)
@@ -133,7 +134,9 @@ def fit(graph: Graph, cluster: Cluster, options: PlanOptions) -> tuple[Forecast,
         if not faults:
             return forecast, planned
         refused.append(f"{words}: {', '.join(faults)}")
-    raise PlanError(f"model '{graph.name}': it fits the memory of these nodes in no split; {'; '.join(refused)}")
+        tried.setdefault(", ".join(faults), []).append(words)
+    lacks = "; ".join(f"{' and '.join(ways)}: {faults}" for faults, ways in tried.items())
+    raise PlanError(f"model '{graph.name}': it fits the memory of these nodes in no split; {lacks}")
 
 
 def _attempts(cluster: Cluster, options: PlanOptions) -> Iterator[tuple[str, PlanOptions, Cluster]]:

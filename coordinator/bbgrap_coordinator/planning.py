@@ -23,6 +23,7 @@ from typing import Self
 
 from bbgrap.control.coordinator_events import PlanFailed, Planned
 from bbgrap.control.coordinator_instructions import StartPlanning, StartStandby
+from bbgrap.doctor.cgroups import free_memory_bytes
 from bbgrap.errors import BbgrapError, PlanError
 from bbgrap.planners.options import CLOCK_FACTOR
 from bbgrap.protocol.faults import Fault
@@ -42,6 +43,7 @@ BYTES_PER_S = 20 << 20
 MAX_VARIANTS = 4096
 """Of one plan: for streams there is one per node."""
 
+_NEEDS = "on the coordinator's machine planning takes up to one and a half times a model's weights in each of two processes"
 _SEE_LOG = "; the coordinator's log has the traceback"
 
 _log = logging.getLogger("bbgrap.coordinator")
@@ -194,7 +196,7 @@ class PlanningQueue:
                 if self._running is not job:
                     raise
                 _log.warning("%s; it is tried once more", error)
-                reply = ask()
+                reply = self._once_more(ask)
         if reply.trace:
             _log.error("planning of job %d failed in its process:\n%s", job.job, reply.trace)
         if reply.fault:
@@ -204,6 +206,12 @@ class PlanningQueue:
         if len(variants) > most or any(len(variant.artifacts.devices) != devices for variant in variants):
             raise PlanError(f"planner: expected at most {most} variants for {devices} devices, got {len(variants)}, or for others")
         return Planned(job.job, variants)
+
+    def _once_more(self, ask: Callable[[], PlannerReply]) -> PlannerReply:
+        try:
+            return ask()
+        except PlannerKilledError as error:
+            raise PlannerKilledError(f"{error}; {_NEEDS}, and {free_memory_bytes() >> 20:,} MiB are left here") from error
 
     def _reply(self, job: PlanningJob, task: Task, places: Sequence[Path]) -> PlannerReply:
         found = tuple(place.stat().st_ino for place in places)

@@ -226,8 +226,10 @@ def test_memory_is_a_hard_limit() -> None:
     tight = replace(roomy, nodes=tuple(replace(node, memory_bytes=120_000_000) for node in roomy.nodes))
     report = fit(graph, tight, BRIEF)[1].report
     assert all(bytes_ <= 120_000_000 for bytes_ in report["memory_bytes"].values())
-    with pytest.raises(PlanError, match=r"fits the memory of these nodes in no split.*needs .* MB and has 20 MB"):
+    with pytest.raises(PlanError, match=r"fits the memory of these nodes in no split.*needs .* MB and has 20 MB") as refused:
         fit(graph, replace(roomy, nodes=tuple(replace(node, memory_bytes=20_000_000) for node in roomy.nodes)), BRIEF)
+    said = str(refused.value).split("; ")
+    assert len({way.partition(": ")[2] for way in said[1:]}) == len(said) - 1, "ways that lack the same are told once"
 
 
 @pytest.mark.broad
