@@ -82,7 +82,9 @@ def wire_in_words(load: WayLoad) -> str:
 
 def _standby(plan: Plan) -> str:
     """Return which nodes can answer alone, before there is a plan and when one is lost."""
-    need = standby_bytes({weight.digest: weight.type for weight in plan.graph.weights.values()}.values())
+    graph = plan.graph
+    carried = [graph.types[name] for name in (*graph.inputs, *graph.outputs)]
+    need = standby_bytes({weight.digest: weight.type for weight in graph.weights.values()}.values(), carried)
     able = [node.name for node in plan.cluster.nodes if not node.memory_bytes or node.memory_bytes >= need]
     whole = f"Standby: whole, the model takes about {need / (1 << 20):,.0f} MiB"
     if able:

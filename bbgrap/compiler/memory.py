@@ -20,7 +20,7 @@ from bbgrap.program.steps import writes_of as written_by
 from bbgrap.runtime.schedule import Schedule, last_reads, writes_of
 
 LEAST_STANDBY_BYTES = 64 << 20
-"""What a standby takes besides its weights: activations of small inputs, and onnxruntime's own. Chosen."""
+"""What a standby takes at least besides its weights: activations of small inputs, and onnxruntime's own. Chosen."""
 
 
 def peak_bytes(schedule: Schedule) -> int:
@@ -98,14 +98,15 @@ def _peak_bytes(program: Program, device: DeviceProgram) -> int:
     return peak
 
 
-def standby_bytes(weights: Collection[TensorType]) -> int:
-    """Return about how many bytes a model takes whole, for any shape, while it is loaded.
+def standby_bytes(weights: Collection[TensorType], carried: Iterable[TensorType] = ()) -> int:
+    """Return about how many bytes a model takes whole while it is loaded: any shape of what it takes and answers that is not `carried`.
 
     At least half of it counts twice: onnxruntime makes weights anew that a model turns or joins. Measured: products with turned weights
     take 1.55 times their bytes.
     """
     packed = packed_bytes(weights)
-    return packed + max(bytes_while_loaded(weights), packed // 2) + LEAST_STANDBY_BYTES
+    known = sum(kind.nbytes for kind in carried)
+    return packed + max(bytes_while_loaded(weights), packed // 2) + max(known, LEAST_STANDBY_BYTES)
 
 
 def overfull(cluster: Cluster, needed: tuple[int, ...]) -> tuple[str, ...]:

@@ -33,7 +33,7 @@ from bbgrap.graph.onnx_shapes import without_weights
 from bbgrap.graph.onnx_top_k import with_top_outputs
 from bbgrap.graph.onnx_whole import whole_model
 from bbgrap.graph.state import check_pairs, made_once
-from bbgrap.graph.types import Array, DType
+from bbgrap.graph.types import Array, DType, TensorType
 from bbgrap.graph.weights import make_weight
 from bbgrap.runtime.schedule import BufferSpec, LocalPart, LocalReceive, LocalRun, LocalSend, Schedule
 
@@ -95,8 +95,9 @@ def standby_of(path: Path, state: Sequence[tuple[str, str]] = (), top: Sequence[
         with ending_after(_TRIAL_S):
             joinings = joinings_of(model, taken, state, lambda names, feeds: caller(session, order, names)([feeds[n] for n in order]))
         artifacts = for_sequences(artifacts, further, joinings)
+    carried = [declared_type(item) for item in (*session.get_inputs(), *session.get_outputs())]
     held = {weights[name].digest: place for name, place in model.held.items() if arrays.get(name) is model.weights[name]}
-    return PlannedVariant(STANDBY, artifacts, _report(model, artifacts.devices[0]), held)
+    return PlannedVariant(STANDBY, artifacts, _report(model, artifacts.devices[0], carried), held)
 
 
 def _opened(path: Path, data: bytes, weights: Mapping[str, Array]) -> ort.InferenceSession:
@@ -145,7 +146,7 @@ def _wholes(buffers: tuple[int, ...]) -> tuple[LocalPart, ...]:
     return tuple(LocalPart(buffer, None) for buffer in buffers)
 
 
-def _report(model: OnnxModel, device: DeviceArtifacts) -> dict[str, Any]:
+def _report(model: OnnxModel, device: DeviceArtifacts, carried: Sequence[TensorType]) -> dict[str, Any]:
     kinds = {ref.digest: ref.type for segment in device.segments for ref in segment.weights.values()}
     return {
         "schema": 1,
@@ -154,6 +155,6 @@ def _report(model: OnnxModel, device: DeviceArtifacts) -> dict[str, Any]:
         "agents": [],
         "nodes_used": [],
         "weight_bytes": device.weight_bytes,
-        "memory_bytes": standby_bytes(kinds.values()),
+        "memory_bytes": standby_bytes(kinds.values(), carried),
         "changed": [],
     }

@@ -298,3 +298,10 @@ def test_a_later_request_brings_nothing_that_an_encoder_made(tmp_path, merged):
     brought = {further.buffers[number].name for number in receive.buffers}
     assert brought == ({"input_ids", "use_cache_branch"} if merged else {"input_ids"})
     assert not check_schedule(further)
+
+
+def test_what_a_model_takes_and_answers_counts_where_its_file_says_how_large_it_is(tmp_path):
+    sizes = {name: helper.make_tensor_value_info(name, F, [1, 3, 3000, 3000]) for name in "xy"}
+    graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "large", [sizes["x"]], [sizes["y"]])
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), tmp_path / "large.onnx")
+    assert standby_of(tmp_path / "large.onnx").report["memory_bytes"] == 2 * 4 * 3 * 3000 * 3000
