@@ -24,6 +24,7 @@ from bbgrap.control import agent_events as events
 from bbgrap.control.agent import AgentMachine
 from bbgrap.control.to_coordinator import Reconnect, ToCoordinator
 from bbgrap.errors import LocalProtocolError, RemoteProtocolError
+from bbgrap.own_code import full_version
 from bbgrap.protocol.agent_directions import FROM_AGENT, TO_AGENT
 from bbgrap.protocol.inspection import Inspect, Inspected
 from bbgrap.protocol.key_messages import Enrolled
@@ -90,6 +91,10 @@ class Agent:
         look = tick = time.monotonic()
         while self._fault is None:
             self._nanny.start_if_due(time.monotonic())
+            if self._nanny.replaced:
+                self._fault = self._nanny.replaced
+                self._take(events.Stop(self._fault))
+                break
             due = look if self._machine is None else min(look, tick)
             poller.poll(max(0, round((due - time.monotonic()) * 1000)))
             for event in self._inbox.take():
@@ -136,7 +141,7 @@ class Agent:
                 self._nanny.ready()
                 _log.info("the worker is ready, with %d threads", introduction.threads)
                 if self._machine is None:
-                    self._machine = AgentMachine(replace(introduction, profile=self._profile), time.monotonic())
+                    self._machine = AgentMachine(replace(introduction, profile=self._profile, version=full_version()), time.monotonic())
                 else:
                     self._handle(event)
             case _:

@@ -23,6 +23,7 @@ from pathlib import Path
 from bbgrap.control import agent_events as events
 from bbgrap.doctor.cgroups import free_memory_bytes
 from bbgrap.errors import RemoteProtocolError
+from bbgrap.own_code import own_code, replaced_code
 from bbgrap.own_process import python_command
 from bbgrap.protocol.messages import Abandon, Deploy, Heartbeat, Release, WorkerLost
 from bbgrap.transport.identity import TlsIdentity
@@ -183,6 +184,9 @@ class Nanny:
         self._due = 0.0
         self._was_ready = False
         self._failures = 0
+        self.replaced = ""
+        """Why no other worker is started, where other code lies on the disk than this process runs."""
+        own_code()  # what is on the disk is what this process runs, yet
         self._looked = float("-inf")
         self._free_bytes = 0
 
@@ -190,6 +194,9 @@ class Nanny:
         """Start a worker if there is none, and the last one is long enough ago."""
         if self._child is None and now >= self._due:
             self._started += 1
+            self.replaced = replaced_code()
+            if self.replaced:
+                return
             try:
                 self._child = _Child(self._started, self._listener, self._settings, self._put, self._identity)
             except (OSError, RuntimeError) as error:  # no memory, processes, descriptors or threads left: that may pass

@@ -82,14 +82,14 @@ def _in_cluster(address: str, token_file: Path | None, *, insecure: bool) -> tup
     from bbgrap.doctor.cluster_checks import ClusterFacts, check_cluster
     from bbgrap.doctor.findings import Finding
     from bbgrap.errors import BbgrapError, ClusterUnavailableError
+    from bbgrap.own_code import full_version
     from bbgrap.protocol.addresses import host_of
-    from bbgrap.protocol.version import VERSION
     from bbgrap.session import connect
 
     try:
         with step("asking the cluster"), connect(address, token_file=token_file, insecure=insecure) as connection:
             nodes = connection.nodes()
-            facts = ClusterFacts(VERSION, host_of(address), connection.coordinator_version, nodes, connection.inspect())
+            facts = ClusterFacts(full_version(), host_of(address), connection.coordinator_version, nodes, connection.inspect())
     except BbgrapError as error:  # it listens
         is_silent = isinstance(error, ClusterUnavailableError)
         advice = "is it a coordinator at all, and not stopped?" if is_silent else "docs/security.md has tokens"

@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from importlib.metadata import version
 from pathlib import Path
 from typing import Literal
 
@@ -15,6 +14,7 @@ from bbgrap.cluster.types import COORDINATOR, NodeProfile
 from bbgrap.errors import AccessError, BbgrapError, UsageError
 from bbgrap.launching.hosts import Host, HostsFile
 from bbgrap.launching.ssh import HostError, HostReply, ask
+from bbgrap.own_code import full_version
 from bbgrap.session.connection import Connection, connect
 from bbgrap.transport.local_tokens import find_token
 
@@ -280,7 +280,7 @@ def _ended(host: Host, reply: HostReply) -> HostState:
 
 def _checked(host: Host, reply: HostReply) -> HostState:
     # What follows the number are the versions of onnxruntime and Python.
-    ours, there = version("bbgrap"), reply.values.get("version", "").removeprefix("bbgrap ").partition(" ")[0]
+    ours, there = full_version(), reply.values.get("version", "").removeprefix("bbgrap ").partition(" ")[0]
     fault = "" if there == ours else f"it has bbgrap '{there}', this machine {ours}; install the same version everywhere"
     pid = reply.values.get("pid", "")
     return HostState(host.name, host.where, "runs" if pid else "tried", int(pid or 0), f"bbgrap {there}", fault)

@@ -7,14 +7,14 @@ from typing import Annotated
 
 import typer
 
-from bbgrap.protocol.version import VERSION
+from bbgrap.own_code import full_version
 
 
 def _show(context: typer.Context, wanted: bool) -> None:
     if wanted:
         from importlib.metadata import version
 
-        typer.echo(f"{context.info_name} {VERSION} (onnxruntime {version('onnxruntime')}, Python {platform.python_version()})")
+        typer.echo(f"{context.info_name} {full_version()} (onnxruntime {version('onnxruntime')}, Python {platform.python_version()})")
         raise typer.Exit
 
 

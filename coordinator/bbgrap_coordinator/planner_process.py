@@ -24,6 +24,7 @@ import psutil
 
 from bbgrap.cluster.types import Cluster
 from bbgrap.errors import ExecutionError, PlanError, shortened
+from bbgrap.own_code import replaced_code
 from bbgrap.own_process import python_command
 from bbgrap.planners.options import PlanOptions
 from bbgrap.protocol.faults import Fault
@@ -128,7 +129,10 @@ class PlannerProcess:
 
         Raises:
             OSError: if the system does not start it, or has no room for its files.
+            ExecutionError: if it would run other code than this process.
         """
+        if replaced := replaced_code():
+            raise ExecutionError(f"coordinator: nothing new can be planned: {replaced}")
         scratch = _scratch()
         ours, its = Pipe()
         known = {name: value for name, value in os.environ.items() if not name.startswith("BBGRAP_")}  # no token, above all

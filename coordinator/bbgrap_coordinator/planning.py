@@ -24,7 +24,7 @@ from typing import Self
 from bbgrap.control.coordinator_events import PlanFailed, Planned
 from bbgrap.control.coordinator_instructions import StartPlanning, StartStandby
 from bbgrap.doctor.cgroups import free_memory_bytes
-from bbgrap.errors import BbgrapError, PlanError
+from bbgrap.errors import BbgrapError, ExecutionError, PlanError
 from bbgrap.planners.options import CLOCK_FACTOR
 from bbgrap.protocol.faults import Fault
 from bbgrap_coordinator.artifacts import ArtifactFolders, read_artifacts
@@ -161,7 +161,7 @@ class PlanningQueue:
                 event = PlanFailed(job.job, fault_of(error), f"planner: {type(error).__name__}: {error}{_SEE_LOG}")
             with self._lock:
                 wanted, self._running = self._running is job, None
-            with suppress(OSError):  # it is tried again for the next job, which then fails
+            with suppress(OSError, ExecutionError):  # it is tried again for the next job, which then fails
                 self._renew()
             if not wanted or isinstance(event, PlanFailed):
                 folders.remove(job.job)

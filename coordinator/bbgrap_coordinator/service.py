@@ -21,9 +21,9 @@ from bbgrap.control.coordinator_settings import Settings
 from bbgrap.doctor.local_checks import is_loopback
 from bbgrap.doctor.local_facts import look_up
 from bbgrap.errors import BbgrapError, UsageError
+from bbgrap.own_code import full_version
 from bbgrap.own_process import stop_signals
 from bbgrap.protocol.addresses import ALL_ADDRESSES, host_of, split_address
-from bbgrap.protocol.version import VERSION
 from bbgrap.transport.control_server import ControlServer
 from bbgrap.transport.control_sockets import check_address
 from bbgrap.transport.discovery import announce
@@ -82,7 +82,8 @@ def serve(
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     with ExitStack() as stack:
         stack.callback(context.term)
-        state = StateDatabase(_private(directory), reserve := Reserve(directory))
+        onnxruntime = _onnxruntime()
+        state = StateDatabase(_private(directory), reserve := Reserve(directory), f"{full_version()} {onnxruntime}")
         keys = NoKeys() if insecure else KeyRing(_private(directory / "keys") / "keys.json", locks_data=not plain)
         control = ControlServer(context, check_address(bind), keys.lock)
         stack.callback(control.close)
@@ -98,7 +99,7 @@ def serve(
         if (port := int(plane.address.rpartition(":")[2])) != last_port:
             state.set_number("data_port", port)
         settings = Settings(
-            VERSION,
+            full_version(),
             plane.address,
             first_epoch=state.incarnation << _COUNTER_BITS,
             verify_fraction=verify_fraction,
@@ -106,7 +107,7 @@ def serve(
             incarnation=state.incarnation,
             started=time.time(),
             fingerprint="" if keys.data_identity is None else keys.data_identity.fingerprint,
-            onnxruntime=_onnxruntime(),
+            onnxruntime=onnxruntime,
         )
         machine = CoordinatorMachine(settings, stored, time.monotonic())
         audit = AuditLog(directory / "audit.jsonl")
@@ -138,7 +139,7 @@ def serve(
                 "state directory '%s': its disk is full, or nearly: new models, tokens and agents wait for room; the rest serves",
                 directory,
             )
-        audit.write(Audit("started", {}, {"version": VERSION, "address": control.address, "incarnation": state.incarnation}))
+        audit.write(Audit("started", {}, {"version": full_version(), "address": control.address, "incarnation": state.incarnation}))
         server.run()
         for last in machine.statistics.runs.report(float("inf")):
             audit.write(last)

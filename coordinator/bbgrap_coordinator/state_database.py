@@ -1,6 +1,6 @@
 """What a coordinator keeps over its end, however it ends: one SQLite database in the state directory, beside the files by digest and job.
 
-    numbers    incarnation, data_port, saw_agents
+    numbers    incarnation, data_port, saw_agents, maker (of the plans)
     models     what files a model has
     profiles   of nodes by name, measured and by hand
     plans      what planning came to, with the digest of its artifacts; `place` grows with every save
@@ -12,6 +12,7 @@ dropped with a line in the log, never a reason not to start; one coordinator at 
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import logging
 import os
 import secrets
@@ -69,8 +70,10 @@ class StateDatabase:
     Invariants: used by one thread at a time; `incarnation` is committed.
     """
 
-    def __init__(self, directory: Path, reserve: Reserve | None = None) -> None:
+    def __init__(self, directory: Path, reserve: Reserve | None = None, maker: str = "") -> None:
         """Open it, or make it; what cannot be read is renamed, with a warning. A reserve is given up before, for room to write.
+
+        Plans are made again if another `maker` (what code, with what libraries) was the last to use it.
 
         Raises:
             UsageError: if another coordinator uses the directory, or it cannot be written.
@@ -81,7 +84,7 @@ class StateDatabase:
         try:
             self._database = _opened(directory / "state.db")
             self.incarnation = (self._last_incarnation() or secrets.randbelow(_FIRST_INCARNATIONS)) + 1
-            self.set_number("incarnation", self.incarnation)
+            self._begin(maker)
         except sqlite3.Error as error:
             os.close(self._lock)
             raise UsageError(f"state directory '{directory}': its database cannot be used: {error}; is the disk full?") from None
@@ -105,6 +108,20 @@ class StateDatabase:
             return last
         _log.warning("incarnation %d in the state directory is none, and is dropped", last)
         return 0
+
+    def _begin(self, maker: str) -> None:
+        """Keep the incarnation and whose it is, and forget the plans of another maker."""
+        last, own = (
+            int.from_bytes(hashlib.sha256(f"{number} {maker}".encode()).digest()[:7]) for number in (self.incarnation - 1, self.incarnation)
+        )
+        self._database.execute("BEGIN IMMEDIATE")
+        is_others = self.number("maker") != last
+        plans = self._database.execute("DELETE FROM plans").rowcount if is_others else 0
+        self.set_number("incarnation", self.incarnation)
+        self.set_number("maker", own)
+        self._database.execute("COMMIT")
+        if plans:
+            _log.info("plans of another version of bbgrap or onnxruntime are made again when they are asked for: %d", plans)
 
     def set_number(self, name: str, value: int) -> None:
         """Keep a number."""

@@ -12,7 +12,7 @@ from onnx import helper
 
 from bbgrap.cli import main as command
 from bbgrap.errors import BbgrapError, ClusterUnavailableError, ModelError, UsageError
-from bbgrap.protocol.version import VERSION
+from bbgrap.own_code import full_version
 from tests.onnx_models import model_of, write_model
 from tests.value_models import chances_by_label
 
@@ -57,7 +57,7 @@ def test_help_imports_nothing_heavy():
 @pytest.mark.parametrize("program", ["bbgrap", "bbgrap-agent", "bbgrap-coordinator"])
 def test_every_program_says_its_version(program):
     done = subprocess.run([program, "--version"], capture_output=True, text=True, check=True)
-    assert done.stdout == f"{program} {VERSION} (onnxruntime {onnxruntime.__version__}, Python {platform.python_version()})\n"
+    assert done.stdout == f"{program} {full_version()} (onnxruntime {onnxruntime.__version__}, Python {platform.python_version()})\n"
 
 
 @pytest.mark.parametrize(
