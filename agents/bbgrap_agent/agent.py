@@ -23,7 +23,7 @@ from bbgrap.cluster.types import NodeProfile
 from bbgrap.control import agent_events as events
 from bbgrap.control.agent import AgentMachine
 from bbgrap.control.to_coordinator import Reconnect, ToCoordinator
-from bbgrap.errors import LocalProtocolError, RemoteProtocolError
+from bbgrap.errors import LocalProtocolError, OtherVersionError, RemoteProtocolError
 from bbgrap.own_code import full_version
 from bbgrap.protocol.agent_directions import FROM_AGENT, TO_AGENT
 from bbgrap.protocol.inspection import Inspect, Inspected
@@ -122,6 +122,8 @@ class Agent:
                 if not isinstance(message, Enrolled):  # a late answer
                     self._handle(events.Received(message))
             except RemoteProtocolError as error:
+                if isinstance(error, OtherVersionError):  # the coordinator was upgraded; perhaps this machine was, too
+                    self._nanny.look_for_code(time.monotonic())
                 if str(error) != self._dropped:  # one of another version says the like twice a second
                     self._dropped = str(error)
                     _log.warning("dropped a message of the coordinator, and says so of the like no more: %s", error)

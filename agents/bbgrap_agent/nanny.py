@@ -44,6 +44,8 @@ START_S = 120.0
 """How long a worker may take until it is ready. Chosen: a hundred times what it takes on a laptop."""
 MEMORY_EVERY_S = 1.0
 """How often it is looked how much memory is left."""
+CODE_EVERY_S = 5.0
+"""How often it is looked, while a coordinator speaks another version, whether other code was installed: it takes 20 ms. Chosen."""
 _STOP_S = 2.5
 """How long a worker may take to end when it is told to."""
 _REAP_S = 1.0
@@ -186,6 +188,7 @@ class Nanny:
         self._failures = 0
         self.replaced = ""
         """Why no other worker is started, where other code lies on the disk than this process runs."""
+        self._code_due = 0.0
         own_code()  # what is on the disk is what this process runs, yet
         self._looked = float("-inf")
         self._free_bytes = 0
@@ -202,6 +205,12 @@ class Nanny:
             except (OSError, RuntimeError) as error:  # no memory, processes, descriptors or threads left: that may pass
                 _log.warning("no worker can be started: %s; the next try is in %.1f s", error, self._backoff_s)
                 self._back_off(now)
+
+    def look_for_code(self, now: float) -> None:
+        """Look whether other code was installed, some seconds after the last time at the earliest."""
+        if now >= self._code_due:
+            self._code_due = now + CODE_EVERY_S
+            self.replaced = replaced_code()
 
     def ready(self) -> None:
         """Note that the worker is ready."""

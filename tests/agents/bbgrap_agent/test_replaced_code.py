@@ -5,6 +5,7 @@ from pathlib import Path
 
 import bbgrap_agent
 import bbgrap_coordinator
+import msgpack
 import pytest
 
 import bbgrap
@@ -15,8 +16,9 @@ SAID = "another version of bbgrap was installed while this process ran; start it
 
 
 @pytest.mark.cluster
-def test_an_agent_whose_code_was_replaced_ends_with_its_worker(tmp_path, monkeypatch):
-    """A new worker would not understand its nanny, nor the nanny it; whoever started the agent starts the new one."""
+@pytest.mark.parametrize("ends", ["its worker", "its coordinator's version"])
+def test_an_agent_whose_code_was_replaced_ends_with(ends, tmp_path, monkeypatch):
+    """A new worker would not understand its nanny, nor a new coordinator the agent; whoever started the agent starts the new one."""
     installed = tmp_path / "installed"
     for package in (bbgrap, bbgrap_agent, bbgrap_coordinator):
         shutil.copytree(Path(package.__file__).parent, installed / package.__name__, ignore=shutil.ignore_patterns("__pycache__"))
@@ -27,7 +29,10 @@ def test_an_agent_whose_code_was_replaced_ends_with_its_worker(tmp_path, monkeyp
         coordinator.join()
         with (installed / "bbgrap" / "errors.py").open("a") as stream:
             stream.write("# changed\n")
-        coordinator.worker_of(agent).kill()
+        if ends == "its worker":
+            coordinator.worker_of(agent).kill()
+        else:
+            coordinator.server.send(coordinator.identity, [msgpack.packb([m.PROTOCOL_VERSION + 1, "Refused", ["", False]])])
         assert coordinator.next(m.Leave).reason == SAID
         assert agent.wait(10) == 1
         assert coordinator.log().endswith(f"bbgrap-agent: {SAID}\n")
