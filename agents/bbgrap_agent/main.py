@@ -81,6 +81,7 @@ def main(
     # Here and not above: `--help` must be quick.
     import zmq
 
+    from bbgrap.doctor.local_facts import warn_of_packages
     from bbgrap.transport.control_client import ControlClient
     from bbgrap.transport.control_sockets import check_address, check_host
     from bbgrap.transport.credentials import Credentials
@@ -114,6 +115,7 @@ def main(
     address = discover(lambda at: KeyFile(keys, at, called).read() or credentials.lock(at)) if join == MDNS else check_address(join)
     check_host(advertise, "--advertise")
     name_node(called)
+    warn_of_packages(_log)
     if credentials.is_insecure():
         _log.warning("insecure: this node believes whoever answers at %s, and what it computes travels unencrypted", address)
     given = None if profile is None else _profile(profile)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import platform
 import socket
@@ -126,6 +127,13 @@ def write_fault(folder: Path) -> str:
     except OSError as error:
         return error.strerror or str(error)
     return ""
+
+
+def warn_of_packages(log: logging.Logger) -> None:
+    """Say which packages are of another version than bbgrap needs: some of those answer wrongly and say nothing."""
+    for package in _packages():
+        if not package.fits:
+            log.warning("bbgrap needs %s %s, here is %s: install it again", package.name, package.needed, package.found or "none")
 
 
 def _packages() -> Iterator[Package]:

@@ -19,7 +19,7 @@ from bbgrap.control.coordinator import CoordinatorMachine
 from bbgrap.control.coordinator_instructions import Audit
 from bbgrap.control.coordinator_settings import Settings
 from bbgrap.doctor.local_checks import is_loopback
-from bbgrap.doctor.local_facts import look_up
+from bbgrap.doctor.local_facts import look_up, warn_of_packages
 from bbgrap.errors import BbgrapError, UsageError
 from bbgrap.own_code import full_version
 from bbgrap.own_process import stop_signals
@@ -120,6 +120,7 @@ def serve(
         if until_eof:
             exit_with_parent(server.stop)
         _log.info("coordinator at %s, data plane at %s, incarnation %d", control.address, plane.address, state.incarnation)
+        warn_of_packages(_log)
         _warn_of_loopback(host_of(check_address(bind)))
         if isinstance(keys, KeyRing):
             stack.callback(_note(control.address, keys.token_file(LOCAL)))
