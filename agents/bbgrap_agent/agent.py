@@ -109,7 +109,7 @@ class Agent:
                     self._take(events.Stop("its machine has another address"))
                 look = time.monotonic() + LOOK_S
                 if self._machine is not None and now >= tick:
-                    self._handle(events.AgentTick(heartbeat), now)
+                    self._handle(events.AgentTick(heartbeat, self._control.has_received()), now)
                     tick = time.monotonic() + self._machine.next_tick_s
             if socket is not self._control.socket:
                 poller.unregister(socket)

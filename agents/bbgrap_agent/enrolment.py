@@ -144,7 +144,7 @@ def _ask(address: str, lock: ClientLock | None, message: Enrol) -> Enrolled:
         due, gives_up, complains = 0.0, math.inf, time.monotonic() + FIRST_SILENCE_S
         warnings = PeerWarnings(_log)
         while True:
-            if time.monotonic() >= complains:
+            if time.monotonic() >= complains + control.far_s:
                 complains = math.inf
                 why = f": it takes connections. It is stopped, or {LONG_ONES_LOST}" if is_listening(address, AGAIN_S) else ""
                 _log.info("the coordinator at %s does not answer; trying until it does%s", address, why)

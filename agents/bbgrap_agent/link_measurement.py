@@ -18,6 +18,7 @@ from functools import partial
 from bbgrap.cluster.types import LinkProfile
 from bbgrap.errors import ExecutionError
 from bbgrap.protocol.addresses import apart_text
+from bbgrap.protocol.limits import MOST_FAR_S, ROUND_TRIPS
 from bbgrap.protocol.messages import Peer
 from bbgrap.transport.pings import LONG_BYTES
 from bbgrap_agent.executor import Executor
@@ -38,10 +39,8 @@ _TRIES_S = (0.3, 0.5)
 """How long an answer may take, the first and the second time; a first question may come before a peer knows that it may answer."""
 _PATIENCE = 4.0
 """Times what the slowest answer took that others may take: where answers come late, machines are busy, and their links are well. Chosen."""
-_ROUND_TRIPS = 8
-"""A peer that takes a connection has the time for so many to answer in: one is for TCP, two for TLS, and it may connect, too. Chosen."""
 _LONGEST_S = 2.2
-"""And no longer: a coordinator waits 3 s for what was found. Chosen."""
+"""How long a late answer is waited for at most: a coordinator waits 3 s for what was found, and for what is far away longer. Chosen."""
 _EXECUTOR_WAIT_S = 60.0
 """How long this agent's own executor may be in a kernel before it sends anything. Chosen."""
 
@@ -142,7 +141,7 @@ def unreachable(peers: Sequence[Peer], executor: Executor, tries_s: Sequence[flo
             _send(executor, {number: peers[place] for number, place in questions.items()}, pongs)
             take(time.monotonic() + seconds)
         farthest = max((executor.plane.round_trip_s(peer.address) for peer in missing.values()), default=0.0)
-        until = max(until, first + min(_LONGEST_S, _ROUND_TRIPS * farthest))
+        until = max(until, first + min(MOST_FAR_S, ROUND_TRIPS * farthest))
         while missing and time.monotonic() < until:
             take(until)
     finally:

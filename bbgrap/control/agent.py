@@ -122,6 +122,8 @@ class AgentMachine:
             case Received():
                 return self._on_message(event.message, now)
             case AgentTick(heartbeat):
+                if heartbeat is None or event.is_receiving:  # whoever says nothing is not answered: that is no silence of the coordinator
+                    self._heard = now
                 return self._on_tick(heartbeat, now)
             case WeightArrived():
                 return self._heard_or_kept(self._deployments.weight_arrived(event, now))
@@ -216,11 +218,7 @@ class AgentMachine:
         return [Quit(message.reason)]
 
     def _on_tick(self, heartbeat: Heartbeat | None, now: float) -> list[AgentInstruction]:
-        if self.state == "left":
-            return []
-        if heartbeat is None:
-            # Whoever says nothing is not answered: that is no silence of the coordinator.
-            self._heard = now
+        if self.state == "left" or heartbeat is None:
             return []
         self._heartbeat = heartbeat
         done: list[AgentInstruction] = []

@@ -45,6 +45,8 @@ class AgentTick:
     """Time passed; `heartbeat` says what the worker does. None: the worker is stopped, so that nobody shall take this agent for alive."""
 
     heartbeat: Heartbeat | None = field(default_factory=Heartbeat)
+    is_receiving: bool = False
+    """Whether bytes have come since the last one: what is on a slow or far way is no silence."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -106,6 +106,10 @@ class ClientMachine:
         for entry in self.calls.values():
             entry.there_by, entry.takes_s = min(entry.there_by, now), 0.0
 
+    def receiving(self, now: float) -> None:
+        """Note that bytes have come: what is on a slow or far way, or a handshake, is no silence."""
+        self._heard = now
+
     def received(self, answer: ClientAnswer, now: float) -> list[ClientInstruction]:
         """Take a message of the coordinator; answers to finished calls are late or repeated, and ignored."""
         self._heard = now

@@ -131,7 +131,7 @@ class Links:
         """Try again who is apart; what was tried without an answer tells nothing."""
         done: list[CoordinatorInstruction] = []
         for number, trial in list(self._trials.items()):
-            if now - trial.began > TRIAL_S:
+            if now - trial.began > TRIAL_S + (trial.member.far_s or 0.0):
                 del self._trials[number]
         for pair, tried in list(self.apart.items()):
             first = next(iter(self.members.living(sorted(pair))), None)

@@ -18,7 +18,7 @@ from bbgrap.control.coordinator_settings import Settings
 from bbgrap.control.saved_state import SavedState
 from bbgrap.graph.types import Array, TensorType
 from bbgrap.protocol.addresses import host_of, place_of
-from bbgrap.protocol.limits import MAX_CHUNK_BYTES
+from bbgrap.protocol.limits import MAX_CHUNK_BYTES, MOST_FAR_S, ROUND_TRIPS
 from bbgrap.protocol.messages import BytesLike, Heartbeat, Join, Peer, Refused, WeightChunk, Welcome, WorkerLost
 from bbgrap.protocol.tensors import encode_array
 
@@ -76,6 +76,8 @@ class Member:
     """Its latest heartbeat."""
     idle_since: float = 0.0
     """Since when its worker has computed nothing, in seconds."""
+    far_s: float | None = None
+    """How long a first message may be on its way there; None until it has answered its `Welcome`, which it does at once."""
     finished: int = 0
     """Requests that have ended well and in which it had a part."""
     seen_stuck: bool = False
@@ -108,6 +110,8 @@ class Member:
         """Note what its worker does."""
         if beat.seconds > 0 or beat.steps != self.beat.steps:
             self.idle_since = now
+        if self.far_s is None:
+            self.far_s = min(ROUND_TRIPS * (now - self.since), MOST_FAR_S)
         self.beat = beat
         at, before = self._measured
         if now - at >= BUSY_OVER_S:

@@ -7,7 +7,7 @@ Laws: what took long before may take as long again.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 
 from bbgrap.control.loading import Loading
 from bbgrap.control.membership import Member
@@ -74,7 +74,7 @@ def stalled(requests: dict[int, Request], loading: Loading, now: float) -> Itera
             request = requests.get(number)
             if request is None or request.tracker.state != "running":
                 continue
-            patience = (max(STALLED_S, USUAL * variant.usual_s) + _on_its_way_s(request, variant)) * _longer(request)
+            patience = (max(STALLED_S, USUAL * variant.usual_s) + _on_its_way_s(request, variant, there)) * _longer(request)
             if now - started <= patience:
                 continue
             if there and all(_has_left(member, request, now - started, now) for member in there):
@@ -95,14 +95,19 @@ def _has_left(member: Member, request: Request, running_s: float, now: float) ->
     return overtaken or min(now - member.idle_since, running_s) > STALLED_S
 
 
-def _on_its_way_s(request: Request, variant: Variant) -> float:
+def _on_its_way_s(request: Request, variant: Variant, there: Sequence[Member]) -> float:
     """Return how long inputs may be on their way beyond what is known: all of a first request, or the state of a sequence.
 
     A run that makes a lost state anew has other inputs than the request that waits for it.
     """
     if request.sequence is not None and request.sequence.arriving_bytes:
         return request.sequence.arriving_bytes / SLOWEST_FOR_STATE
-    return 0.0 if variant.usual_s else request.bytes / SLOWEST_LINK
+    return 0.0 if variant.usual_s else request.bytes / SLOWEST_LINK + _far_s(there)
+
+
+def _far_s(there: Sequence[Member]) -> float:
+    """Return how long a first message may be on its way to the farthest of some agents, whatever it carries."""
+    return max((member.far_s or 0.0 for member in there), default=0.0)
 
 
 def state_on_its_way_s(variant: Variant) -> float:
@@ -118,8 +123,9 @@ def unawaited_stalled(requests: Collection[int], loading: Loading, now: float) -
             if number in requests:
                 continue
             usual_s = usual_s_of(variant.plan)
-            idle_since = max((member.idle_since for member in loading.members.living(variant.parts)), default=now)
-            patience = max(UNAWAITED_STALLED_S, USUAL * usual_s) + state_on_its_way_s(variant)
+            there = loading.members.living(variant.parts)
+            idle_since = max((member.idle_since for member in there), default=now)
+            patience = max(UNAWAITED_STALLED_S, USUAL * usual_s) + state_on_its_way_s(variant) + _far_s(there)
             # Others may keep the agents busy; where it is known how long requests take, it does not take much longer.
             if now - max(idle_since, started) > patience or (usual_s and now - started > USUAL * patience):
                 yield variant, number

@@ -30,6 +30,8 @@ DRIFT = 0.2
 """How far that median may go before all variants are timed again. Chosen: above the noise of a shared network, below what a user feels."""
 TRIAL_SHARE = 20
 """While variants are timed again, one request in so many takes another variant than the one that serves."""
+RIVAL_SHARE = 2
+"""So are every second one while the serving one takes longer than the others did: trials of them cost nothing then."""
 TRIALS = 6
 """Live requests per variant in such a comparison; the first one finds cold caches and is not counted."""
 GAIN = 0.05
@@ -93,6 +95,7 @@ class Timing:
 class LowestLatency:
     """For the latency of single requests: the fastest variant serves; when its median drifts, the others are tried.
 
+    If it has become slower than some of them were, these alone are tried first and often: what made it slow may have made them slow, too.
     Invariants: `serving` is one of the variants; a comparison (`_trial`) holds times of the variants that are left only.
     """
 
@@ -104,6 +107,7 @@ class LowestLatency:
         self._recent: deque[float] = deque(maxlen=WINDOW)
         self._baseline: float | None = None
         self._trial: dict[int, list[float]] | None = None
+        self._rivals: frozenset[int] = frozenset()
         self._share = TRIAL_SHARE
         self._turn = 0
 
@@ -111,7 +115,7 @@ class LowestLatency:
         """Know one more variant; a comparison that goes on begins anew."""
         self._epochs.append(epoch)
         if self._trial is not None:
-            self._trial = {}
+            self._trial, self._rivals = {}, frozenset()
 
     def best(self, epochs: Sequence[int]) -> int:
         """Return which of these takes requests, one at least: the one that serves, unless another is known to be faster, or the fastest."""
@@ -136,8 +140,7 @@ class LowestLatency:
             least = min(medians.values())
             self._settle({**self.medians, **medians}, next(epoch for epoch, took in medians.items() if (1 - GAIN) * took <= least))
         else:
-            self._share = 2
-            self._compare()
+            self._compare(share=RIVAL_SHARE)
 
     def renew(self, before: int, after: int) -> None:
         """Know a variant, of which the same as before is known, under another epoch."""
@@ -159,7 +162,7 @@ class LowestLatency:
         mine = next(queue for queue in queues if queue.epoch == epoch)
         if self._trial is not None and not any(queue.running for queue in queues):
             self._turn += 1
-            others = [queue for queue in queues if queue is not mine]
+            others = [queue for queue in queues if queue is not mine and queue.epoch in self._compared]
             if others and self._turn % self._share == 0:
                 return min(others, key=lambda queue: len((self._trial or {}).get(queue.epoch, ())))
         return mine if mine.has_room else None
@@ -193,28 +196,38 @@ class LowestLatency:
             # Synthetic requests rest between each other: a node that may compute for a part of each moment only is slower without.
             self._baseline = self.medians.get(self.serving, current)
         if abs(current - self._baseline) > DRIFT * self._baseline:
-            self._compare()
+            rivals = frozenset(epoch for epoch in self._open if epoch != self.serving and self._takes(epoch) < current)
+            self._compare(rivals, RIVAL_SHARE if rivals else TRIAL_SHARE)
 
-    def _compare(self) -> None:
+    @property
+    def _compared(self) -> frozenset[int]:
+        """The variants that a comparison is about, of those that take requests."""
+        there = frozenset(self._open)
+        return (there & (self._rivals | {self.serving}) if self._rivals else there) or there
+
+    def _compare(self, rivals: frozenset[int] = frozenset(), share: int = TRIAL_SHARE) -> None:
         if len(self._epochs) == 1:
             self._settle(self.medians, self.serving)
             return
-        self._trial = {}
+        self._trial, self._rivals, self._share = {}, rivals, share
         self._turn = 0
 
     def _decide(self, trial: Mapping[int, Sequence[float]]) -> bool:
-        """End a comparison if every variant has been tried often enough."""
-        if any(len(trial.get(epoch, ())) < TRIALS for epoch in self._open):
+        """End a comparison if every variant that it is about has been tried often enough."""
+        compared = [epoch for epoch in self._open if epoch in self._compared]
+        if any(len(trial.get(epoch, ())) < TRIALS for epoch in compared):
             return False
-        medians = {epoch: median(trial[epoch][1:]) for epoch in self._open}
-        best, before = min(self._open, key=lambda epoch: medians[epoch]), self.best(self._open)
-        keep = medians[best] > (1 - GAIN) * medians[before]
+        medians = {epoch: median(trial[epoch][1:]) for epoch in compared}
+        best, before = min(compared, key=lambda epoch: medians[epoch]), self.best(compared)
+        keep, of_some = medians[best] > (1 - GAIN) * medians[before], bool(self._rivals)
         self._settle({**self.medians, **medians}, before if keep else best)
+        if of_some:  # it may have been slow for a moment: what was known of all is old
+            self._compare()
         return self.serving != before
 
     def _settle(self, medians: Mapping[int, float], serving: int) -> None:
         self.medians, self.serving = dict(medians), serving
-        self._trial, self._baseline, self._share = None, None, TRIAL_SHARE
+        self._trial, self._baseline, self._rivals, self._share = None, None, frozenset(), TRIAL_SHARE
         self._recent.clear()
 
 

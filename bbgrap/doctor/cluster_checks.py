@@ -21,6 +21,8 @@ CLOCKS_APART_S = 1.0
 """Beyond what is not known of them: then lines of two logs cannot be put side by side, and tokens end early."""
 SLOW_BYTES_PER_S = 100e6 / 8
 """100 Mbit/s, at which most models are not worth dividing (README)."""
+FAR_S = 0.01
+"""As long there and back as a segment of most models takes: what is divided over such a link waits more than it computes. Chosen."""
 OF_CARD = 0.5
 """Of what its card says, what a link should do."""
 UNEQUAL = 0.25
@@ -48,6 +50,7 @@ def check_cluster(facts: ClusterFacts) -> Iterator[Finding]:
     yield from _clocks(facts.inspection.nodes)
     yield from _speeds(facts.nodes)
     yield from _links(facts)
+    yield from _distances(facts)
     yield from _answers(facts)
 
 
@@ -149,6 +152,25 @@ def _links(facts: ClusterFacts) -> Iterator[Finding]:
             elif link.bandwidth_bytes_per_s <= SLOW_BYTES_PER_S:
                 advice = "a faster network; else batches, streams (--objective throughput) or --transfer-dtype float16"
                 yield Finding("warning", who, "link", measured, f"more than {8e-6 * SLOW_BYTES_PER_S:,.0f} Mbit/s", advice)
+
+
+def _distances(facts: ClusterFacts) -> Iterator[Finding]:
+    there = {COORDINATOR, *(node.name for node in facts.nodes)}
+    round_trips: dict[frozenset[str], float] = {}
+    for node in facts.nodes:
+        for link in node.profile.links if node.profile is not None else ():
+            if link.peer in there:
+                pair = frozenset((node.name, link.peer))
+                round_trips[pair] = max(round_trips.get(pair, 0.0), link.round_trip_s)
+    for pair, seconds in round_trips.items():
+        if seconds >= FAR_S:
+            found = f"requests that both take part in cross a link of {1e3 * seconds:,.0f} ms, and wait for it at each exchange"
+            advice = (
+                "nodes and coordinator in one network, near the clients; else only batches and streams (--objective throughput) gain by it"
+            )
+            yield Finding(
+                "warning", " and ".join(sorted(pair, key=name_order)), "round trip", found, f"less than {1e3 * FAR_S:g} ms", advice
+            )
 
 
 def _answers(facts: ClusterFacts) -> Iterator[Finding]:

@@ -83,3 +83,8 @@ Name = Annotated[str, Length(1024)]
 Text = Annotated[str, Length(MAX_TEXT_BYTES)]
 Digest = Annotated[str, TextForm(is_digest, "a SHA-256 in hex")]
 FileName = Annotated[str, TextForm(is_inner_name, "a plain file name, or one in plain folders"), Length(MAX_FILE_NAME_BYTES)]
+
+ROUND_TRIPS = 8
+"""So often a first message goes there and back: a connection, its handshake, and twice as much of the message each time. Chosen."""
+MOST_FAR_S = 8.0
+"""How long that may take at most; who has missed its `Welcome` seems to be farther away. Chosen: a round trip of a second."""

@@ -107,7 +107,7 @@ class Calls:
             looked_up = time.monotonic() + _LOOKUP_S
             while self._control.looks_up(self.stops.tick_s) and time.monotonic() < looked_up:
                 self.stops.check()
-            greeting = self.ask(Hello(self.number()), Greeting, timeout_s=timeout_s)
+            greeting = self._greet(timeout_s)
         except BaseException as error:
             self.close()
             if isinstance(error, TimeoutError | ClusterUnavailableError):  # whichever clock is the first
@@ -116,6 +116,15 @@ class Calls:
         self.coordinator_version = greeting.version
         self._control.use_channel(greeting.channel)
         self._is_near = self._control.channel is not None
+
+    def _greet(self, timeout_s: float) -> Greeting:
+        """Return the answer to a first call, from a coordinator that is far away later."""
+        try:
+            return self.ask(Hello(self.number()), Greeting, timeout_s=timeout_s)
+        except (TimeoutError, ClusterUnavailableError):
+            if not (far_s := self._control.far_s):
+                raise
+            return self.ask(Hello(self.number()), Greeting, timeout_s=far_s)
 
     def close(self) -> None:
         """Close the connection; what other threads wait for fails."""
@@ -289,9 +298,11 @@ class Calls:
             now = time.monotonic()
             if not ready:
                 self._check_access()
-                if self._control.was_broken():
-                    with self._mutex:
+                with self._mutex:
+                    if self._control.was_broken():
                         self._machine.broken(now)
+                    if self._control.has_received():
+                        self._machine.receiving(now)
             if not ready.isdisjoint(self._polled):
                 self._receive(number, now)
             if self._wakeups.fileno() in ready:

@@ -176,7 +176,7 @@ class RemoteModel:
                 _keep(self._values, shapes, self._values.get(shapes, values))
 
     def _measure(self, left_s: LeftS) -> None:
-        """Measure the nodes whose speeds nobody knows, neither from a measurement nor by hand; a plan takes what stays unknown for no faster."""
+        """Measure the nodes whose speeds nobody knows; a plan takes what stays unknown for no faster than the slowest that is known."""
         if all(node.profile is not None and node.profile.work for node in self.connection.nodes(left_s())):
             return
         try:

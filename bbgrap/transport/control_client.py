@@ -11,10 +11,12 @@ import zmq
 
 from bbgrap.errors import AccessError, ClusterUnavailableError, RemoteProtocolError, UsageError
 from bbgrap.protocol.addresses import split_address
+from bbgrap.protocol.limits import ROUND_TRIPS
 from bbgrap.protocol.messages import BytesLike
 from bbgrap.transport import frame_pieces
 from bbgrap.transport.channel import Channel, open_channel
 from bbgrap.transport.control_sockets import SESSION_BYTES, is_ipv6, read_monitor, set_limits, why_unknown
+from bbgrap.transport.dead_peers import seen_of
 from bbgrap.transport.host_addresses import HostAddresses
 from bbgrap.transport.locks import CLOSED, FAILED, ClientLock, FindLock, no_lock, refusal, was_closed
 
@@ -22,6 +24,9 @@ _TRIES = zmq.EVENT_CONNECTED | zmq.EVENT_CONNECT_DELAYED | zmq.EVENT_CONNECT_RET
 """One of these is told as soon as the name of the host has been looked up, or could not be."""
 _CONNECT_S = 1.0
 """How long an address of a named host may take no connection: the host may have others. The kernel repeats its first packet then, too."""
+
+_NONE = -1
+"""The descriptor of no connection."""
 
 
 class ControlClient:
@@ -83,6 +88,7 @@ class ControlClient:
         socket.reconnect_ivl = 100
         socket.reconnect_ivl_max = 400  # else it comes seconds after its coordinator
         self._failures, self._refused, self._has_tried = 0, "", False
+        self._connection, self._received = _NONE, 0
         self._monitor = socket.get_monitor_socket(FAILED | zmq.EVENT_DISCONNECTED | _TRIES)
         try:
             socket.connect(self._addresses.current)
@@ -114,17 +120,31 @@ class ControlClient:
         broken, self._broken = self._broken, False
         return broken
 
+    def has_received(self) -> bool:
+        """Whether bytes have come since this was asked last: a large message is on its way, or a handshake; False where no system tells."""
+        self._look()
+        before, self._received = self._received, seen_of(self._connection)[0]
+        return self._received > before
+
+    @property
+    def far_s(self) -> float:
+        """How long a first answer may be on its way alone, in seconds; 0 without a connection, or where the system does not tell."""
+        self._look()
+        return ROUND_TRIPS * seen_of(self._connection)[1]
+
     def _look(self) -> None:
         """Note what ZeroMQ tells of the connection."""
         while self._monitor.poll(0):
             event, value, address = read_monitor(self._monitor)
             self._has_tried = True
-            self._broken = self._broken or event == zmq.EVENT_DISCONNECTED
+            if event == zmq.EVENT_DISCONNECTED:
+                self._broken, self._connection, self._received = True, _NONE, 0
             self._failures += was_closed(event, value)
             if event == zmq.EVENT_CONNECT_RETRIED:
                 self._addresses.failed(address)
             elif event == zmq.EVENT_CONNECTED:
                 self._addresses.succeeded()
+                self._connection = value
             why = refusal(self.lock, self.address, event, value, closed=self._failures >= self._closed_before_sure)
             self._refused = self._refused or why
         before = self._addresses.current

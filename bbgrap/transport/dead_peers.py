@@ -8,6 +8,7 @@ acknowledged, while no other word came either. Laws: nothing here waits; systems
 
 from __future__ import annotations
 
+import os
 import socket
 import struct
 import sys
@@ -67,6 +68,14 @@ def round_trip_s(connection: socket.socket) -> float:
     """Return the seconds that a packet takes to the other side and back; 0 where there is no connection, or the system does not tell."""
     fields = _fields(connection)
     return 0.0 if fields is None else fields[_ROUND_TRIP_AT] / 1e6
+
+
+def seen_of(descriptor: int) -> tuple[int, float]:
+    """Return what `received_bytes` and `round_trip_s` say of a connection that another library has; it may have closed it."""
+    if sys.platform == "linux":
+        with suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as connection:
+            return received_bytes(connection), round_trip_s(connection)
+    return 0, 0.0
 
 
 def _fields(connection: socket.socket) -> tuple[int, ...] | None:

@@ -312,3 +312,15 @@ def test_a_coordinator_that_was_there_all_the_time_may_be_silent_for_longer():
     began = agent.now
     agent.silence()
     assert agent.now - began < 2.5, "one that had lost this agent was away"
+
+
+def test_a_message_that_is_still_coming_is_no_silence():
+    """Over a round trip of 600 ms a deployment takes several of them: the connection was cut after 1.2 s each time, for ever."""
+    agent = Driven()
+    for _ in range(100):
+        agent.now += 0.1
+        agent.handle(ae.AgentTick(m.Heartbeat(), is_receiving=True))
+        assert agent.machine.state == "joined"
+    left = agent.now
+    agent.silence()
+    assert agent.now - left < 2.5

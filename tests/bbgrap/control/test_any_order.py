@@ -155,6 +155,16 @@ def test_what_was_on_its_way_over_a_connection_that_broke_is_said_again_at_once(
     assert machine.received(c.StillWorking((1,), ()), 1.5) == said
 
 
+def test_an_answer_that_is_still_coming_is_no_silence():
+    """Over a slow link: the connection was cut after 3 s each time, and the answer came anew, for ever."""
+    machine = cm.ClientMachine("tcp://h:1")
+    machine.call(c.ListNodes(1), 0.0)
+    for now in range(1, 40):
+        machine.receiving(now)
+        assert asked(machine.tick(now)) == [cm.ToCoordinator]
+    assert asked(machine.tick(43)) == [cm.Reconnect, cm.ToCoordinator]
+
+
 @pytest.mark.parametrize(("patience", "gives_up"), [(None, 10.0), (300.0, cm.LOST_S)])
 def test_a_client_gives_up_where_only_short_messages_arrive(patience, gives_up):
     """As over a tunnel that loses long packets: the coordinator is heard, and what it answers never comes."""

@@ -144,6 +144,18 @@ def test_a_fault_of_a_cluster_is_named(facts, finding):
     assert found(facts) == [finding]
 
 
+def test_a_pair_that_is_far_apart_is_told_of_once():
+    """Over 200 ms a user saw that one node answers, and nothing said why."""
+    far = {name: tuple(LinkProfile(peer, 120e6, seconds) for peer, seconds in links) for name, links in FAR.items()}
+    nodes = tuple(replace(node, profile=replace(node.profile, links=far[node.name])) for node in (A, B))
+    facts = replace(CLUSTER, nodes=nodes)
+    assert found(facts) == [("warning", "a and b", "round trip"), ("warning", "b and coordinator", "round trip")]
+    assert "a link of 210 ms" in next(iter(check_cluster(facts))).found
+
+
+FAR = {"a": (("b", 0.2), ("coordinator", 0.009)), "b": (("a", 0.21), ("coordinator", 0.2), ("gone", 0.2))}
+
+
 def test_a_slow_link_is_one_without_a_card_too():
     silent = replace(MACHINE, card_bits_per_s=0.0)
     nodes = tuple(replace(node, facts=silent) for node in INSPECTION.nodes)

@@ -2,9 +2,11 @@ import gc
 import os
 import select
 import socket
+import sys
 import tempfile
 import threading
 from contextlib import contextmanager, suppress
+from functools import partial
 
 import pytest
 import zmq
@@ -41,6 +43,37 @@ def test_messages_go_both_ways_and_the_identity_survives_a_new_connection(contex
         assert until(server.receive)[0] == identity
         server.send(b"nobody", [b"lost"])
     server.close()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="others do not tell")
+def test_a_client_knows_that_a_message_is_coming_before_it_is_there(context):
+    server = ControlServer(context, "tcp://127.0.0.1:0")
+    with socket.create_server(("127.0.0.1", 0)) as way, ControlClient(context, f"tcp://127.0.0.1:{way.getsockname()[1]}") as client:
+        client.send([b"hello"])
+        ours, theirs = way.accept()[0], socket.create_connection(server_at(server))
+        with ours, theirs:
+            carry = partial(carried, ours, theirs)
+            identity, _ = until(lambda: carry(1 << 20) and server.receive())
+            until(lambda: carry(1 << 20) and not client.has_received())
+            server.send(identity, [bytes(8 << 20)])
+            for _ in range(20):
+                until(lambda: carry(64 << 10) and client.has_received())
+                assert client.receive() is None
+            assert 0 < client.far_s < 1
+    server.close()
+
+
+def server_at(server):
+    host, port = split_address(server.address)
+    return host, int(port)
+
+
+def carried(ours, theirs, most):
+    """Carry what there is of so many bytes each way."""
+    for one, other in ((ours, theirs), (theirs, ours)):
+        if select.select([one], [], [], 0)[0]:
+            other.sendall(one.recv(most))
+    return True
 
 
 def test_a_connection_for_which_a_host_is_looked_up_is_not_begun_anew(context, monkeypatch):
