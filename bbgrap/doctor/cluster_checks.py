@@ -177,7 +177,8 @@ def _answers(facts: ClusterFacts) -> Iterator[Finding]:
     for node in facts.nodes:
         if node.differed:
             found = f"in {node.differed} of {node.verified} requests that were verified, answers differed"
-            yield Finding("warning", node.name, "answers", found, "none", "take it out, and look at its memory (docs/security.md)")
+            advice = "take it out, and look at its memory, unless models are quantized and processors of several kinds (docs/security.md)"
+            yield Finding("warning", node.name, "answers", found, "none", advice)
     for model in facts.inspection.models:
         who = f"model {model.model[:8]} ({model.shapes})"
         if not model.nodes:

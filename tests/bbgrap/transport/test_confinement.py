@@ -1,5 +1,6 @@
 """A confined process can do what it is for, and nothing of what someone who has taken it over would want."""
 
+import ctypes
 import json
 import os
 import socket
@@ -107,9 +108,16 @@ def test_what_a_confined_process_can_do(tmp_path, how):
     ended = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, timeout=60)
     assert ended.returncode == 0, ended.stderr
     said = json.loads(ended.stdout)
-    assert said.pop("missing") == []
+    # What a kernel forbids grows with its version; this test is strict on all.
+    version = ctypes.CDLL(None).syscall(confinement._CREATE_RULESET, None, ctypes.c_size_t(0), confinement._VERSION_ASKED)
+    assert said.pop("missing") == (
+        [] if version >= 3 else ["this kernel is older than 6.2: a file that others have mapped can be cut short"]
+    )
+    older = {"shortens"} if version < 3 else set()
+    if version < 4 and how == "connects":
+        older.add("listens at a port that is known")
     done = {name for name, how in said.items() if how == "done"}
-    assert done == MAY | (MAY_CONNECTED if how == "connects" else set())
+    assert done == MAY | older | (MAY_CONNECTED if how == "connects" else set())
     refused = {name: how for name, how in said.items() if name.startswith("call ")}
     assert set(refused.values()) == {"Operation not permitted"}, refused
     assert (tmp_path / "adds/file").read_text() == "content"
