@@ -197,8 +197,8 @@ class Blame:
             done += self._give_up(each, why, now + seconds)
         if plan.is_standby:
             done += self.loading.saved(plan, plan.latest)
-            # Neither is it to be planned meanwhile: a plan would load it everywhere.
-            for other in self.planning.of_model(plan):
+            # Neither is it to be planned meanwhile: a plan would load it everywhere, unless parts of it may fit.
+            for other in self.planning.of_model(plan) if not plan.is_too_large else ():
                 # One that has answered requests of its own goes on; of another nothing is known but that it is the same model.
                 if not (other.serving and other.is_proven) and not other.quarantine:
                     done += self._give_up(other, why, now + seconds)

@@ -77,8 +77,8 @@ class Planning:
             plan = self.plans[key] = ServedPlan(
                 key, message.model, standby.files, message.shapes, asked, standby, state=asked.state, top=asked.top
             )
-            # Other shapes of a model that ends workers end them, too.
-            plan.quarantine, plan.quarantine_ends = standby.quarantine, standby.quarantine_ends
+            if not standby.is_too_large:  # other shapes of a model that ends workers end them, too
+                plan.quarantine, plan.quarantine_ends = standby.quarantine, standby.quarantine_ends
         return plan
 
     def forget_oldest(self) -> list[CoordinatorInstruction]:

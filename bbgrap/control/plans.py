@@ -275,6 +275,12 @@ class ServedPlan:
         return bool(self.quarantine) and self.quarantine_ends == float("inf")
 
     @property
+    def is_too_large(self) -> bool:
+        """Of a standby: whether it is not run for want of memory to load it, so that parts of the model may fit where it does not."""
+        lacked_memory = [death.by_loading and death.ended_by is EndedBy.MEMORY for death in self.deaths]
+        return self.is_standby and bool(self.quarantine and lacked_memory) and all(lacked_memory)
+
+    @property
     def is_standby(self) -> bool:
         """Whether it is the standby of its model."""
         return self.options is None

@@ -11,7 +11,7 @@ from bbgrap.control.plans import MAX_DEATHS
 from bbgrap.control.request import Request
 from bbgrap.protocol import client_messages as c
 from bbgrap.protocol import messages as m
-from tests.bbgrap.control.tiny_plans import MODEL
+from tests.bbgrap.control.tiny_plans import MODEL, plan_of
 from tests.bbgrap.control.wire import prepare_message, ready_wire, standby_wire
 
 
@@ -202,6 +202,27 @@ def test_loads_for_which_memory_is_missing_do_not_condemn_what_answers_elsewhere
     for name in "ab":
         wire.say(name, m.WorkerLost("out of memory", 0, 0, m.EndedBy.MEMORY, epoch))
     assert bool(standby.quarantine) != answered
+
+
+@pytest.mark.parametrize("ended_by", [m.EndedBy.MEMORY, m.EndedBy.CRASH])
+def test_a_model_that_no_node_can_load_whole_for_want_of_memory_is_planned_in_parts(ended_by):
+    """Maps inside a model count for plans alone: its standby ended two workers, and whoever asked was refused though a plan fitted."""
+    wire = standby_wire()
+    (standby,) = wire.coordinator.standbys.by_model.values()
+    run = wire.run()
+    for name in "ab":
+        (epoch,) = [variant.epoch for variant in standby.variants if name in variant.parts]
+        wire.say(name, m.WorkerLost("out of memory", 0, 0, ended_by, epoch))
+    assert standby.quarantine
+    wire.settle()
+    if ended_by is m.EndedBy.CRASH:
+        assert "is not run again" in wire.answer(run).reason
+        return
+    later = wire.call(lambda n: c.PrepareModel(n, MODEL, {"x": (3, 2)}, wire.options))
+    wire.plan = plan_of
+    wire.carry_plan(plan_of(wire.jobs[-1]))
+    assert isinstance(wire.until_answered(run), c.RunResult)
+    assert isinstance(wire.until_answered(later), c.ModelPrepared)
 
 
 def test_a_request_that_has_ended_one_worker_each_on_the_plan_and_its_standby_is_not_run_again():
