@@ -130,7 +130,8 @@ def _flows(timeline: Timeline, scale: float) -> list[str]:
         if end is None:
             continue
         down = end.device > span.device
-        x1, x2 = (min(max(LEFT, LEFT + moment * scale), WIDTH - RIGHT) for moment in (span.stop_s, end.start_s))
+        left_s = max(span.start_s, min(span.stop_s, end.start_s))  # a sender may be stopped between the message and the end of its step
+        x1, x2 = (min(max(LEFT, LEFT + moment * scale), WIDTH - RIGHT) for moment in (left_s, end.start_s))
         y1, y2 = _edge(span.device, lower=down), _edge(end.device, lower=not down)
         middle = (y1 + y2) / 2
         path = " ".join(map(number, (x1, y1))), " ".join(map(number, (x1, middle, x2, middle, x2, y2)))

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bbgrap.costmodel.timeline import Timeline
+from bbgrap.costmodel.timeline import Span, Timeline
 from bbgrap.report.gantt import LEFT, RIGHT, WIDTH, describe, tick, timeline_svg
 from tests.bbgrap.report.timelines import HOSTILE, SVG, check_svg, timelines, two_devices, words_of
 
@@ -32,6 +32,14 @@ def test_what_is_where():
     assert first.get("class") == "span compute"
     flows = list(root.iter(f"{SVG}path"))
     assert [path.get("data-message") for path in flows] == ["5", "6"]
+
+
+def test_no_message_is_drawn_back_in_time():
+    """A sender under a quota was stopped inside its step: the message had long been there when that ended."""
+    sent, taken = Span(0, "send", "y", 0.001, 0.009, 5, 1, 64), Span(1, "receive", "y", 0.004, 0.005, 5, 0, 64)
+    (flow,) = check_svg(timeline_svg(Timeline(("a", "b"), (sent, taken)), "")).iter(f"{SVG}path")
+    x1, *_, x2, _ = (float(part) for part in flow.get("d").replace("M", "").replace("C", "").split())
+    assert x1 == x2
 
 
 def test_two_pictures_of_one_scale():
