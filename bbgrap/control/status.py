@@ -227,7 +227,7 @@ def _why(plan: ServedPlan) -> str:
         return why_not(plan)
     times = measured_times(plan)
     if len(times) > 1:
-        why = "measured: " + ", ".join(
+        why = "timed in turns: " + ", ".join(
             f"{name} {1e3 * seconds:.1f} ms" for name, seconds in sorted(times.items(), key=lambda entry: entry[1])
         )
     else:

@@ -16,6 +16,8 @@ _EVENTS = 8
 """Events that are shown."""
 _PLANS = 8
 """Plans of a model that are shown one by one."""
+_INPUTS = 4
+"""Inputs whose shapes are shown: a decoder has dozens, for its state."""
 _LINKS = 24
 """Links that are shown one by one: all of four nodes. Twenty have 400."""
 
@@ -90,13 +92,15 @@ def _model(model: ModelStatus) -> Iterator[str]:
 
 
 def _shapes(plan: PlanStatus) -> str:
-    return ", ".join(f"{name} {'x'.join(map(str, shape))}".rstrip() for name, shape in plan.shapes.items()) or "no inputs"
+    told = [f"{name} {'x'.join(map(str, shape))}".rstrip() for name, shape in plan.shapes.items()]
+    more = [f"{len(told) - _INPUTS} more inputs"] if len(told) > _INPUTS else []
+    return ", ".join((*told[:_INPUTS], *more)) or "no inputs"
 
 
 def _serves(plan: PlanStatus) -> str:
     if plan.serves == "nobody":
         return "nobody serves"
-    times = ((plan.measured_s, "measured"), (plan.predicted_s, "predicted"))
+    times = ((plan.measured_s, "lately"), (plan.predicted_s, "predicted"))
     known = ", ".join(f"{milliseconds(seconds)} {how}" for seconds, how in times if seconds)
     nodes = ", ".join(plan.nodes)
     where = "" if not nodes or plan.variant.endswith(f" on {nodes}") else f" on {nodes}"

@@ -66,7 +66,8 @@ export function shorten(name, length) {
 }
 
 export function shapes(plan) {
-  return Object.entries(plan.shapes).map(([name, shape]) => `${name} ${shape.join('×')}`.trim()).join(', ') || 'no inputs';
+  const told = Object.entries(plan.shapes).map(([name, shape]) => `${name} ${shape.join('×')}`.trim());
+  return [...told.slice(0, 4), ...(told.length > 4 ? [`${told.length - 4} more inputs`] : [])].join(', ') || 'no inputs';
 }
 
 /** Fill a table: heads are [text or elements, is a number]; a row is its cells, the first of which names it. */

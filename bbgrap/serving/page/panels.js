@@ -108,10 +108,10 @@ export function nodes(status) {
 
 export function plans(status) {
   const all = status.models.flatMap(model => model.plans.map(plan => [model.name, plan]));
-  const heads = [['model'], ['inputs'], ['planner'], ['serves'], ['on'], ['why'], ['measured', 1], ['predicted', 1], ['requests', 1], ['waiting, running', 1], ['weights', 1]];
+  const heads = [['model'], ['inputs'], ['planner'], ['serves'], ['on'], ['why'], ['lately', 1], ['predicted', 1], ['requests', 1], ['waiting, running', 1], ['weights', 1]];
   const told = all.map(([name, {segments, ...plan}]) => [name, plan]);
   table(id('plans'), told, heads, () => told.map(([name, plan]) => ({'data-plan': plan.plan, cells: [
-    shorten(name, 40), shorten(shapes(plan), 60), `${plan.planner} (${plan.objective})`,
+    shorten(name, 40), make('span', {class: 'why'}, shapes(plan)), `${plan.planner} (${plan.objective})`,
     make('span', {class: `state ${plan.serves === 'plan' ? 'alive' : plan.serves === 'nobody' ? 'gone' : 'between'}`}, ['nobody', plan.variant].includes(plan.serves) ? plan.serves : `${plan.serves}: ${plan.variant}`),
     plan.nodes.flatMap(node => [...named(node), ' ']), make('span', {class: 'why'}, plan.why),
     plan.measured_s ? figure(plan.measured_s, milliseconds(plan.measured_s)) : '–', plan.predicted_s ? figure(plan.predicted_s, milliseconds(plan.predicted_s)) : '–',

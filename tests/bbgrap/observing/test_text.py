@@ -17,8 +17,8 @@ def test_status_says_what_serves_and_why_within_the_width(width):
         "bbgrap 0.1.0, up 2 h 13 min, 2 nodes, 1 model",
         "resnet50 (01234567)",
         "12 done, 1 failed, 2 refused; 3 waiting, 1 running",
-        "auto serves on left, right (42.0 ms measured, 40.0 ms predicted)",
-        "why: measured: auto 42.1 ms, planner 'single' 77.0 ms",
+        "auto serves on left, right (42.0 ms lately, 40.0 ms predicted)",
+        "why: timed in turns: auto 42.1 ms, planner 'single' 77.0 ms",
         "weights: left 51.10 MB, right 50.00 MB",
         "left -> right 940 Mbit/s",
         "right -> coordinator DOWN",
@@ -32,7 +32,15 @@ def test_a_variant_that_names_its_node_names_it_once():
     (model,) = STATUS.models
     alone = replace(model.plans[0], variant="single on left", nodes=("left",))
     text = status_text(replace(STATUS, models=(replace(model, plans=(alone,)),)), 140)
-    assert "single on left serves (42.0 ms measured" in text
+    assert "single on left serves (42.0 ms lately" in text
+
+
+def test_of_a_decoders_inputs_the_first_are_shown():
+    """GPT-2 has 27: its past filled the screen."""
+    (model,) = STATUS.models
+    shapes = {"ids": (1, 1), **{f"past.{layer}.key": (1, 12, 0, 64) for layer in range(24)}}
+    text = status_text(replace(STATUS, models=(replace(model, plans=(replace(model.plans[0], shapes=shapes),)),)), 140)
+    assert "  ids 1x1, past.0.key 1x12x0x64, past.1.key 1x12x0x64, past.2.key 1x12x0x64, 21 more inputs: auto serves" in text
 
 
 def test_other_versions_are_said():
