@@ -88,8 +88,8 @@ def _in_cluster(address: str, token_file: Path | None, *, insecure: bool) -> tup
 
     try:
         with step("asking the cluster"), connect(address, token_file=token_file, insecure=insecure) as connection:
-            nodes = connection.nodes()
-            facts = ClusterFacts(full_version(), host_of(address), connection.coordinator_version, nodes, connection.inspect())
+            nodes, lost = connection.nodes(), connection.status().lost_for_s
+            facts = ClusterFacts(full_version(), host_of(address), connection.coordinator_version, nodes, connection.inspect(), lost)
     except BbgrapError as error:  # it listens
         is_silent = isinstance(error, ClusterUnavailableError)
         advice = "is it a coordinator at all, and not stopped?" if is_silent else "docs/security.md has tokens"

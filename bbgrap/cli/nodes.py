@@ -18,7 +18,7 @@ _TABLE_WIDTH = 130
 
 
 def nodes(coordinator: Coordinator = "", token_file: TokenFile = None, insecure: Insecure = False, as_json: Json = False) -> None:
-    """List the agents, their state, memory, versions and profiles, and who does not reach whom.
+    """List the agents, their memory, versions and profiles, who was lost, and who does not reach whom.
 
     `memory` is what plans may fill, `used` is the memory that the agent's worker takes, `standby` the part of it that models take which it
     has whole, to answer at once. With `bbgrap-coordinator --verify-fraction`, `verified` of its requests were compared with runs on other
@@ -33,12 +33,15 @@ def nodes(coordinator: Coordinator = "", token_file: TokenFile = None, insecure:
     from bbgrap.cli.clusters import open_cluster
     from bbgrap.cluster import NodeProfile
     from bbgrap.cluster.speeds import shares_of
+    from bbgrap.observing.text import age_text
 
     with open_cluster(coordinator, token_file=token_file, insecure=insecure) as cluster:
-        found = cluster.nodes()
+        found, lost = cluster.nodes(), cluster.status().lost_for_s
     if as_json:
         print_json([asdict(node) for node in found])
         return
+    for name, seconds in lost.items():
+        say(f"'{name}' is lost: it has said nothing for {age_text(seconds)}")
     if not found:
         say(f"no agents yet; on each machine: bbgrap-agent --join {coordinator}")
         return
@@ -67,8 +70,8 @@ def _columns(node: NodeStatus, share: float, *, verifies: bool) -> Mapping[str, 
         "threads": node.threads,
         "cores": node.cores,
         "memory": memory_text(node.memory_bytes),
-        "used": f"{node.used_bytes / (1 << 20):,.0f} MiB",
-        "standby": f"{node.standby_bytes / (1 << 20):,.0f} MiB",
+        "used": memory_text(node.used_bytes),
+        "standby": memory_text(node.standby_bytes),
         "bbgrap": node.version,
         "onnxruntime": node.onnxruntime,
         "share": f"{share:g}",

@@ -12,7 +12,7 @@ from bbgrap.control.saved_state import StoredPlan
 from bbgrap.planners.options import PlanOptions, TransferType
 from bbgrap.protocol.client_messages import ClientAnswer, ModelChunk, ModelFile
 from bbgrap.protocol.messages import AgentCommand, BytesLike, Peer, TensorHeader
-from bbgrap.protocol.status_messages import EventKind
+from bbgrap.protocol.status_messages import LOSSES, EventKind
 from bbgrap.runtime.schedule import Schedule
 
 
@@ -226,6 +226,11 @@ class Log:
     """Its digest."""
     epoch: int = 0
     request: int = 0
+
+    @property
+    def warns(self) -> bool:
+        """Whether it is a warning: it says so itself, or what happened is one of `LOSSES`."""
+        return self.is_warning or self.event in LOSSES
 
 
 AuditEvent = Literal[

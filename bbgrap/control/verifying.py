@@ -266,7 +266,7 @@ class Verifying:
         ways = " / ".join(f"'{run.variant}' on {_named(run.nodes)}" for run in check.runs)
         text = f"{check.what}: the answers of {len(runs)} runs differ ({ways}): {who}; {fault}"
         return [
-            Log(text, is_warning=True, event="differed", model=check.request.plan.model, request=check.request.number),
+            Log(text, event="differed", model=check.request.plan.model, request=check.request.number),
             Audit(
                 "differed",
                 peer_of(check.request.caller[0]),

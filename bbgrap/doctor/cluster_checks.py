@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from bbgrap.cluster import NodeProfile
 from bbgrap.cluster.names import name_order
@@ -31,19 +31,26 @@ UNEQUAL = 0.25
 
 @dataclass(frozen=True, slots=True)
 class ClusterFacts:
-    """A cluster as a client sees it; `coordinator_host` is the host of the address by which it reached the coordinator."""
+    """A cluster as a client sees it; `coordinator_host` is the host of the address by which it reached the coordinator.
+
+    `lost` are the agents that are away without having left, and for how many seconds.
+    """
 
     own_version: str
     coordinator_host: str
     coordinator_version: str
     nodes: tuple[NodeStatus, ...]
     inspection: Inspection
+    lost: Mapping[str, float] = field(default_factory=dict)
 
 
 def check_cluster(facts: ClusterFacts) -> Iterator[Finding]:
     """Yield what is wrong."""
     if not facts.nodes:
         yield Finding("error", COORDINATOR, "agents", "none has joined", "at least one", "on each machine: bbgrap-agent --join ADDRESS")
+    for name, seconds in facts.lost.items():
+        found, advice = f"it has said nothing for {seconds:.0f} s", "is its process stopped or ended, its machine down? start it again"
+        yield Finding("warning", name, "lost", found, "heartbeats", advice)
     yield from _versions(facts)
     yield from _reachability(facts)
     yield from _machines(facts)

@@ -17,7 +17,7 @@ from bbgrap.runtime.recording import Record
 LATENCY_BUCKETS_S = tuple(
     mantissa * 10.0**exponent for exponent in (-4, -3, -2, -1, 0, 1) for mantissa in (1, 1.25, 1.6, 2, 2.5, 3.15, 4, 5, 6.3, 8)
 )
-"""Upper bounds of the buckets of `Latency`, in seconds; what takes longer has one more. Ten a decade: a percentile is off by a few %."""
+"""Upper bounds of the buckets of `Latency`, in seconds; what takes longer has one more. Ten a decade: percentiles may be a quarter off."""
 
 EventKind = Literal[
     "joined",
@@ -36,6 +36,10 @@ EventKind = Literal[
     "key",
 ]
 """What happens to a cluster, as operators see it."""
+LOSSES: frozenset[EventKind] = frozenset(
+    {"lost", "refused", "worker lost", "link lost", "no plan", "given up", "stalled", "differed"},
+)
+"""What an operator may have to do something about."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +112,8 @@ class Latency:
 class VariantStatus:
     """One way to run a plan that is loaded somewhere; times are of a request in seconds, 0 where nothing is known.
 
-    `predicted_s` is there for the one that planning made first. `answered` are the requests that ended well on it.
+    `measured_s` is of the latest requests, the later the more; before there are any, of its turns beside the other variants. `predicted_s`
+    is there for the one that planning made first. `answered` are the requests that ended well on it.
     """
 
     name: Name
@@ -228,6 +233,11 @@ class Status:
     def uptime_s(self) -> float:
         """How long the coordinator has been there, in seconds."""
         return self.now - self.started
+
+    @property
+    def lost_for_s(self) -> Mapping[str, float]:
+        """The agents that are away without having left, and for how long, in seconds."""
+        return {node.name: self.now - node.since for node in self.nodes if node.state == "lost"}
 
 
 @dataclass(frozen=True, slots=True)

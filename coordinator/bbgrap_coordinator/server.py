@@ -340,7 +340,7 @@ class Server:
                 self._comparisons.submit(self._read_machine)
             case Log():
                 known = {"node": instruction.node, "model": instruction.model, "epoch": instruction.epoch, "request": instruction.request}
-                _log.log(logging.WARNING if instruction.is_warning else logging.INFO, instruction.text, extra=known)
+                _log.log(logging.WARNING if instruction.warns else logging.INFO, instruction.text, extra=known)
             case Audit():
                 self._tell(instruction)
         return None

@@ -135,7 +135,7 @@ def test_why_there_is_no_plan_is_told_as_long_as_none_is_tried_again():
 def test_why_a_slower_variant_serves_is_that_an_agent_of_the_faster_one_is_away():
     wire = ready_wire("a", "b", options=PlanOptions("auto"), seconds={("a", "b"): 0.01, ("a",): 0.02, ("b",): 0.02})
     (plan,) = told(wire).models[0].plans
-    assert (plan.nodes, "measured: " in plan.why, "away" in plan.why) == (("a", "b"), True, False)
+    assert (plan.nodes, "timed in turns: " in plan.why, "away" in plan.why) == (("a", "b"), True, False)
     wire.crash(wire.agent("b"))
     wire.wait(1.0)
     (plan,) = told(wire).models[0].plans
@@ -160,7 +160,10 @@ def test_a_lost_agent_is_shown_until_it_is_back():
     wire = ready_wire("a", "b")
     wire.crash(wire.agent("b"))
     wire.wait(1.0)
-    assert {node.name: node.state for node in told(wire).nodes} == {"a": "alive", "b": "lost"}
+    status = told(wire)
+    assert {node.name: node.state for node in status.nodes} == {"a": "alive", "b": "lost"}
+    assert list(status.lost_for_s) == ["b"]
+    assert 0 < status.lost_for_s["b"] < 1
     wire.add_agent("b")
     wire.settle()
     assert {node.name: node.state for node in told(wire).nodes} == {"a": "alive", "b": "alive"}
@@ -227,3 +230,12 @@ def test_what_the_standby_answers_counts_by_its_tensors():
     assert isinstance(answer, c.RunResult)
     assert before == {}
     assert now == {("a", COORDINATOR): sum(map(len, answer.payload)), (COORDINATOR, "a"): 16}
+
+
+def test_what_an_operator_may_have_to_act_on_is_a_warning():
+    wire = ready_wire("a", "b")
+    wire.crash(wire.agent("b"))
+    wire.wait(1.0)
+    kinds = {event.kind: Log("", event=event.kind).warns for event in told(wire).events}
+    assert [kinds[kind] for kind in ("lost", "joined", "loaded")] == [True, False, False]
+    assert Log("", is_warning=True).warns

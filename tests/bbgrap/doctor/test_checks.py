@@ -117,6 +117,7 @@ def test_a_cluster_that_is_well_has_no_findings():
     ("facts", "finding"),
     [
         (replace(CLUSTER, nodes=(), inspection=replace(INSPECTION, nodes=())), ("error", "coordinator", "agents")),
+        (replace(CLUSTER, lost={"c": 12.0}), ("warning", "c", "lost")),
         (replace(CLUSTER, own_version="0.9"), ("warning", "coordinator", "version")),
         (replace(CLUSTER, nodes=(A, replace(B, version="0.9"))), ("warning", "b", "version")),
         (replace(CLUSTER, nodes=(A, replace(B, onnxruntime="1.22.0"))), ("warning", "agents", "onnxruntime")),
