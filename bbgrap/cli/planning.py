@@ -74,6 +74,8 @@ def plans_offline(model: str, asked: Sequence[PlanOptions], case: OfflineCase, s
     for node in clusters[0].nodes:
         for doubt in doubts(node):
             say(f"'{case.cluster}': {doubt}")
+    if case.cluster is None:
+        say("without --cluster FILE a node is a generic core, a link 1 Gbit/s: what is predicted is not of this machine")
     path = find_model(model)
     inputs = read_inputs(path, case.inputs)
     with step("loading for these shapes"):

@@ -52,6 +52,7 @@ def trace(
     from bbgrap.costmodel.timeline import read_timeline
     from bbgrap.report.html import report_html
     from bbgrap.report.layers import read_layers
+    from bbgrap.report.svg import milliseconds
     from bbgrap.session import InferenceSession
 
     check_target(output)
@@ -82,7 +83,7 @@ def trace(
             "requests": runs,
             "median": f"{summary['median_ms']:.2f} ms",
             "predicted": f"{plan['predicted_ms']:.2f} ms" if "predicted_ms" in plan else "not, as the standby answered",
-            "clocks agree within": f"{summary['clock_error_us']:.0f} µs",
+            "clocks agree within": milliseconds(1e-6 * summary["clock_error_us"]),
         }
         layers = read_layers(plan.get("layers", []))
         predicted = read_timeline(plan["predicted_timeline"]) if "predicted_timeline" in plan else None
@@ -124,8 +125,10 @@ def summary_of(traced: Trace) -> dict[str, Any]:
 
 
 def _print_summary(title: str, summary: dict[str, Any]) -> None:
+    from bbgrap.report.svg import milliseconds
+
     lanes = ("compute", "send", "receive", "wait")
     rows = [(node["name"], *(node[f"{lane}_ms"] for lane in lanes)) for node in summary["nodes"]]
     print_table(("node", *(f"{lane} ms" for lane in lanes)), rows, title=title)
-    error, runs = summary["clock_error_us"], summary["runs"]
-    print_result(f"\nmedian of {runs} requests: {summary['median_ms']:.2f} ms; clocks agree within {error:.0f} µs")
+    error, runs = milliseconds(1e-6 * summary["clock_error_us"]), summary["runs"]
+    print_result(f"\nmedian of {runs} requests: {summary['median_ms']:.2f} ms; clocks agree within {error}")

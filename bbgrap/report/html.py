@@ -62,7 +62,7 @@ def _sections(
     shown = measured or predicted
     if shown is not None:
         yield from _timelines(timelines)
-        yield _head("What the nodes do", "Seconds of one request, by what they go into; the rest is the time between steps, and idleness.")
+        yield _head("What the nodes do", "Time of one request, by what it goes into; the rest is the time between steps, and idleness.")
         yield from node_bars(timelines)
     if layers:
         devices = shown.devices if shown else [f"node {n}" for n in range(1 + max(s.device for layer in layers for s in layer.tiles))]

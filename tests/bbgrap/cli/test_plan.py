@@ -136,6 +136,13 @@ def test_more_nodes_than_rows(run, run_json):
     assert "left out, there is nothing for them to do: node16, node17\n" in result.stderr
 
 
+def test_milliseconds_of_nodes_that_nobody_described_are_not_taken_for_this_machines(run, tmp_path):
+    file = tmp_path / "cluster.yaml"
+    file.write_text("nodes: [{name: a}]\n")
+    said = [run("plan", "zoo:tiny", "--planner", "single", *given).stderr for given in (("--agents", 1), ("--cluster", file))]
+    assert ["not of this machine" in text for text in said] == [True, False]
+
+
 @pytest.mark.parametrize(
     ("options", "part"),
     [
