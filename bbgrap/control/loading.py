@@ -231,7 +231,11 @@ class Loading:
             if member.name in other.pending:
                 other.used = now  # it has its turn later
         self.touch(variant.plan)
-        return self.advance(variant.plan, now)
+        told = list[CoordinatorInstruction]()
+        if member.reloads and member.name not in self.loading_agents:
+            member.reloads = False
+            told.append(Log(f"agent '{member.name}' has loaded again what its lost worker had", event="loaded", node=member.name))
+        return [*told, *self.advance(variant.plan, now)]
 
     def say_again(self, member: Member, now: float) -> list[CoordinatorInstruction]:
         """Say again what an agent is to load and has not loaded."""
@@ -303,6 +307,7 @@ class Loading:
             variant.pending.setdefault(member.name, now)
             variant.hurried.discard(member.name)
             self.touch(variant.plan)
+        member.reloads = member.reloads or bool(concerned)
         return concerned
 
     def back(self, member: Member, holds: Sequence[int], now: float) -> tuple[tuple[int, ...], list[CoordinatorInstruction]]:

@@ -86,6 +86,8 @@ class Member:
     """When it was last told again that nobody wants what it computes, in seconds."""
     first_request: int = 0
     """Requests with lower numbers, which it may still work on, are void."""
+    reloads: bool = False
+    """Whether its new worker has not yet loaded all that the lost one had."""
     worker_lost: WorkerLost | None = None
     """What it has said of the end of its latest worker: what comes twice has happened once."""
     outgoing: dict[str, _Outgoing] = field(default_factory=dict)

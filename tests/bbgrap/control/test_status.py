@@ -236,6 +236,18 @@ def test_what_an_operator_may_have_to_act_on_is_a_warning():
     wire = ready_wire("a", "b")
     wire.crash(wire.agent("b"))
     wire.wait(1.0)
-    kinds = {event.kind: Log("", event=event.kind).warns for event in told(wire).events}
-    assert [kinds[kind] for kind in ("lost", "joined", "loaded")] == [True, False, False]
+    warns = {event.kind: Log("", event=event.kind).warns for event in told(wire).events}
+    assert [warns[kind] for kind in ("lost", "joined", "loaded")] == [True, False, False]
     assert Log("", is_warning=True).warns
+
+
+def test_who_has_a_worker_again_is_told():
+    wire = ready_wire("a", "b")
+    loaded = [variant.epoch for variant in wire.coordinator.loading.by_epoch.values() if "b" in variant.parts]
+    before = told(wire).events[-1].number
+    wire.say("b", m.WorkerLost("killed", 0, 0, m.EndedBy.OUTSIDE, 0))
+    for epoch in loaded:
+        assert not [event for event in told(wire, before).events if "loaded again" in event.text]
+        wire.say("b", m.Deployed(epoch))
+    lost, again = told(wire, before).events
+    assert (lost.kind, again.kind, again.node) == ("worker lost", "loaded", "b")
