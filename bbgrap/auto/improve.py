@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from bbgrap.auto.evaluate import Evaluator, Score
-from bbgrap.planners.halo import cut_axis
+from bbgrap.planners.halo_recomputation import cut_axis
 from bbgrap.planners.plan import Tile, Tiles, whole_output
 from bbgrap.shapemap import Interval, IntervalSet
 

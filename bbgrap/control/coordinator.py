@@ -394,7 +394,7 @@ class CoordinatorMachine:
 
     def _on_tick(self, now: float) -> list[CoordinatorInstruction]:
         done: list[CoordinatorInstruction] = []
-        for member in self.members.lost(now):
+        for member in self.members.dead(now):
             done += self._lose(member, "lost", "was lost", now)
         done += self.faults.silent(now)
         late, again = self.loading.overdue(now)

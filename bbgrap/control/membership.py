@@ -283,7 +283,7 @@ class Members:
         """The agents that were not heard for too long."""
         return [member for member in self.alive() if now - member.heard > DEAD_AFTER_S]
 
-    def lost(self, now: float) -> list[Member]:
+    def dead(self, now: float) -> list[Member]:
         """Those of them that are taken for dead."""
         return [member for member in self.silent(now) if now - member.heard > member.dead_after_s]
 

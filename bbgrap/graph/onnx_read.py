@@ -29,9 +29,9 @@ from bbgrap.graph.onnx_computed import check_computed
 from bbgrap.graph.onnx_external import check_external_files, detach, inner_tensors, is_external, load_external, mapped_external
 from bbgrap.graph.onnx_head_sizes import rolling_windows, tell_head_sizes
 from bbgrap.graph.onnx_infer import infer_shapes
+from bbgrap.graph.onnx_large_weights import FileWithoutWeights, read_without_weights
 from bbgrap.graph.onnx_lengths import rename_lengths
 from bbgrap.graph.onnx_limits import MAX_FILE_BYTES, check_limits, check_nodes, dtype_of
-from bbgrap.graph.onnx_parted import PartedFile, read_parted
 from bbgrap.graph.onnx_tidy import (
     copy_of,
     drop_unread,
@@ -148,8 +148,8 @@ def read_model(path: Path) -> OnnxModel:
         advice = "rename it" if sys.getfilesystemencoding() == "utf-8" else "rename it, or set PYTHONUTF8=1 if its name is right"
         raise ModelError(f"model '{path}': its path is no text in UTF-8, and onnxruntime opens no such files; {advice}") from None
     try:
-        parted = _parted(path)
-        proto = onnx.ModelProto.FromString(parted.content)
+        bare = _without_weights(path)
+        proto = onnx.ModelProto.FromString(bare.content)
     except (ProtobufError, MemoryError):
         raise ModelError(f"model '{path}': it is not an ONNX file, or it is cut short") from None
     if not proto.ir_version or not (proto.graph.node or proto.graph.output):
@@ -157,14 +157,14 @@ def read_model(path: Path) -> OnnxModel:
     _check_versions(path, proto)
     try:
         check_limits(proto)
-        files = check_external_files(path, proto, parted.weights)
+        files = check_external_files(path, proto, bare.weights)
     except ModelError as error:
         raise ModelError(f"model '{path}': {error}") from None
     try:
         if proto.functions:
             proto = inlined(proto)
         check_nodes(proto.graph)
-        model = _handle(path.stem, proto, path, parted)
+        model = _handle(path.stem, proto, path, bare)
         check_computed(model.proto)
         return replace(model, files=files)
     except ModelError as error:
@@ -175,7 +175,7 @@ def read_model(path: Path) -> OnnxModel:
         raise ModelError(f"model '{path}': {said}") from None
 
 
-def _parted(path: Path) -> PartedFile:
+def _without_weights(path: Path) -> FileWithoutWeights:
     """Return the content of a plain file, its large weights apart: a pipe or a device might never end."""
     try:
         handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
@@ -186,7 +186,7 @@ def _parted(path: Path) -> PartedFile:
             if facts.st_size > MAX_FILE_BYTES:
                 kept = "keep its weights in a file beside it (onnx.save with save_as_external_data)"
                 raise ModelError(f"model '{path}': it has {facts.st_size} bytes, an ONNX file at most {MAX_FILE_BYTES}; {kept}")
-            return read_parted(stream, facts.st_size)
+            return read_without_weights(stream, facts.st_size)
     except (OSError, ValueError) as error:
         raise ModelError(f"model '{path}': cannot be read: {getattr(error, 'strerror', None) or error}") from None
 
@@ -246,7 +246,7 @@ def _name_fault(proto: onnx.ModelProto) -> str:
 
 def parse_model(data: bytes, directory: Path, name: str) -> OnnxModel:
     """Make a handle of a model that onnxruntime has just written, unchecked; `directory` holds the weights that it left out."""
-    return _handle(name, onnx.ModelProto.FromString(data), directory / "model", PartedFile(b"", {}, {}))
+    return _handle(name, onnx.ModelProto.FromString(data), directory / "model", FileWithoutWeights(b"", {}, {}))
 
 
 def array_of(tensor: TensorProto) -> Array:
@@ -262,7 +262,7 @@ def is_large(tensor: TensorProto) -> bool:
     return prod(tensor.dims) * dtype.itemsize > INLINE_BYTES and dtype is not DType.BFLOAT16
 
 
-def _handle(name: str, proto: onnx.ModelProto, path: Path, parted: PartedFile) -> OnnxModel:
+def _handle(name: str, proto: onnx.ModelProto, path: Path, bare: FileWithoutWeights) -> OnnxModel:
     for tensor in inner_tensors(proto.graph):
         load_external(tensor, path)
     for graph in graphs_of(proto.graph):
@@ -278,9 +278,9 @@ def _handle(name: str, proto: onnx.ModelProto, path: Path, parted: PartedFile) -
     weights: dict[str, Array] = {}
     held: dict[str, WeightPlace] = {}
     for tensor in proto.graph.initializer:
-        if tensor.name in parted.weights:
-            weights[tensor.name] = parted.weights[tensor.name]
-            held[tensor.name] = WeightPlace(path.name, parted.offsets[tensor.name])
+        if tensor.name in bare.weights:
+            weights[tensor.name] = bare.weights[tensor.name]
+            held[tensor.name] = WeightPlace(path.name, bare.offsets[tensor.name])
         elif is_large(tensor):
             if is_external(tensor):
                 weights[tensor.name], held[tensor.name] = mapped_external(tensor, path)

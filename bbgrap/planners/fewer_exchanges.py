@@ -21,7 +21,7 @@ from bbgrap.cluster import Cluster
 from bbgrap.costmodel.messages import NetworkModel
 from bbgrap.graph import Graph, Node
 from bbgrap.planners.bbgrap import plan_bbgrap
-from bbgrap.planners.halo import cut_axis, note_needs, with_need
+from bbgrap.planners.halo_recomputation import cut_axis, note_needs, with_need
 from bbgrap.planners.options import PlanOptions
 from bbgrap.planners.pieces import Pieces
 from bbgrap.planners.plan import Tile, Tiles

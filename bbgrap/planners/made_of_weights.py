@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from bbgrap.graph import Graph, Node
-from bbgrap.planners.halo import note_needs
+from bbgrap.planners.halo_recomputation import note_needs
 from bbgrap.planners.pieces import Pieces
 from bbgrap.planners.plan import Tile, Tiles, whole_output
 from bbgrap.shapemap import IntervalSet, ShapeMap, covers

@@ -10,7 +10,7 @@ from bbgrap.shapemap import ShapeMap, subtract_all
 
 
 def tailor_transfers(program: Program) -> Program:
-    """Figure 5 (b), (d), (e): send only `needed - held`.
+    """Figure 5 (b), (e): send only `needed - held`.
 
     1. A received buffer that nobody reads is not sent.
     2. One of which only some regions are read is replaced by buffers of just those regions, disjoint; the sender sends those.

@@ -1,5 +1,6 @@
 """Quantized operators: quantization itself, products of integers, and onnxruntime's QLinear* forms of ordinary operators.
 
+QLinearConv and ConvInteger are with the other forms of Conv (`convolutions`); `engine.quantized` makes them of pairs of Q and DQ.
 Scales and zero points follow the data where they have an element per channel, and are read whole where they have one for all.
 """
 

@@ -42,7 +42,7 @@ class _UnusualError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class PartedFile:
+class FileWithoutWeights:
     """The content of a file without its large weights, these by name, read-only, and at which byte of the file each begins."""
 
     content: bytes
@@ -50,15 +50,15 @@ class PartedFile:
     offsets: Mapping[str, int]
 
 
-def read_parted(stream: BinaryIO, size: int) -> PartedFile:
+def read_without_weights(stream: BinaryIO, size: int) -> FileWithoutWeights:
     """Return a file of `size` bytes; it has no weights apart if it is unusual."""
     if size > LARGE_BYTES:
         walk = _Walk(stream)
         try:
-            return PartedFile(walk.model(size), walk.weights, walk.offsets)
+            return FileWithoutWeights(walk.model(size), walk.weights, walk.offsets)
         except (_UnusualError, DecodeError):
             stream.seek(0)
-    return PartedFile(stream.read(), {}, {})
+    return FileWithoutWeights(stream.read(), {}, {})
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,16 +10,16 @@ from hypothesis import strategies as st
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 from bbgrap.errors import ModelError
-from bbgrap.graph import onnx_parted
+from bbgrap.graph import onnx_large_weights
 from bbgrap.graph.onnx_io import read_model
-from bbgrap.graph.onnx_parted import PartedFile, read_parted
+from bbgrap.graph.onnx_large_weights import FileWithoutWeights, read_without_weights
 
 LARGE = 64
 
 
 @pytest.fixture(autouse=True)
 def small_is_large(monkeypatch):
-    monkeypatch.setattr(onnx_parted, "LARGE_BYTES", LARGE)
+    monkeypatch.setattr(onnx_large_weights, "LARGE_BYTES", LARGE)
 
 
 def model_of(tensors):
@@ -29,8 +29,8 @@ def model_of(tensors):
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8, producer_name="a test")
 
 
-def parted(content):
-    return read_parted(BytesIO(content), len(content))
+def bare(content):
+    return read_without_weights(BytesIO(content), len(content))
 
 
 KINDS = st.sampled_from(["f4", "f8", "f2", "i8", "i4", "i1", "u1", "u8", "?"])
@@ -48,7 +48,7 @@ def parsed(content):
 
 def together(content):
     """Return the model that a file is read as, with its weights in their places, and the names of those that were apart."""
-    file = parted(content)
+    file = bare(content)
     proto, weights = parsed(file.content), file.weights
     for tensor in () if proto is None else proto.graph.initializer:
         if tensor.name in weights:
@@ -120,7 +120,7 @@ NUMBERS = model_of([TensorProto(name="w", data_type=TensorProto.FLOAT, dims=[64]
     ids=["bfloat16", "elsewhere", "sizes", "no type", "cut", "group", "beyond", "no number", "twice", "numbers", "text"],
 )
 def test_what_is_unusual_is_read_as_a_whole(content):
-    assert parted(content) == PartedFile(content, {}, {})
+    assert bare(content) == FileWithoutWeights(content, {}, {})
 
 
 def test_a_file_that_is_cut_short_is_refused_as_before(tmp_path):
