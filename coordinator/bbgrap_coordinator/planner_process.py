@@ -149,7 +149,7 @@ class PlannerProcess:
         Raises:
             PlannerKilledError: if somebody else has ended it.
         """
-        late, done = threading.Event(), threading.Event()
+        late, done = list[float](), threading.Event()
         threading.Thread(target=self._watch, args=(limit_s, late, done), name="planner's limit", daemon=True).start()
         try:
             self.channel.send(task)
@@ -160,10 +160,9 @@ class PlannerProcess:
             return PlannerReply(Fault.EXECUTION.value, f"planner: what it says of '{task.model.name}' cannot be understood: {error}")
         except (EOFError, OSError) as error:
             status, was_ended = _end(self.process)
-            if late.is_set():
-                return PlannerReply(
-                    Fault.EXECUTION.value, f"planner: '{task.model.name}' was not planned within {limit_s:g} s; give it less to search"
-                )
+            if late:
+                what = f"'{task.model.name}' was not planned within {limit_s:.3g} s, in which it had {late[0]:.1f} s of a processor"
+                return PlannerReply(Fault.EXECUTION.value, f"planner: {what}; end other programs here, or give it less to search")
             reason = f"planner: its process ended while it planned '{task.model.name}': {_why(status)}"
             if status == -signal.SIGKILL and not was_ended:
                 raise PlannerKilledError(reason) from error
@@ -171,12 +170,15 @@ class PlannerProcess:
         finally:
             done.set()
 
-    def _watch(self, limit_s: float, late: threading.Event, done: threading.Event) -> None:
-        """End the process where it takes longer than it may, and where somebody has stopped it: nothing says that it ever goes on."""
-        deadline, was_stopped = time.monotonic() + limit_s, False
+    def _watch(self, limit_s: float, late: list[float], done: threading.Event) -> None:
+        """End the process where it takes longer than it may, and where somebody has stopped it: nothing says that it ever goes on.
+
+        Of one that is `late` it says how many seconds it had of a processor: it is nice to others, and beside them it may not get far.
+        """
+        deadline, was_stopped, worked_s = time.monotonic() + limit_s, False, _worked_s(self.process.pid)
         while not done.wait(min(_LOOK_S, max(0.0, deadline - time.monotonic()))):
             if time.monotonic() >= deadline:
-                late.set()
+                late.append(_worked_s(self.process.pid) - worked_s)
                 self.process.kill()
                 return
             if (is_stopped := _is_stopped(self.process.pid)) and was_stopped:
@@ -193,6 +195,13 @@ class PlannerProcess:
         with suppress(BrokenPipeError):
             self.process.stdin.close()
         self.scratch.cleanup()
+
+
+def _worked_s(pid: int) -> float:
+    try:
+        return sum(psutil.Process(pid).cpu_times()[:2])
+    except psutil.Error:
+        return 0.0
 
 
 def _is_stopped(pid: int) -> bool:
