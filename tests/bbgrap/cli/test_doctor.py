@@ -95,3 +95,13 @@ def test_an_agent_that_advertises_an_address_where_nobody_is(run, cluster, cache
         finally:
             agent.terminate()
     assert ("error", "agent0", "address") in found  # others are at loopback, which that one cannot reach
+
+
+def test_who_was_lost(run, cluster):
+    cluster.kill(cluster.add_agent("gone"))
+    deadline = time.monotonic() + 20
+    while not (said := run("nodes", "--coordinator", cluster.address)).stderr.startswith("'gone' is lost: it has said nothing for "):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    assert "gone" not in said.stdout
+    assert ("warning", "gone", "lost") in findings(run, "--coordinator", cluster.address)
