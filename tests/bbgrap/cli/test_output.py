@@ -85,7 +85,9 @@ def test_one_line_a_step_on_a_terminal(cache):
     os.close(theirs)
     text = everything_on(ours).decode()
     assert json.loads(done.stdout)["planner"] == "bbgrap"
-    assert all(line.startswith("\r\x1b[2K") for line in text.removesuffix("\r\n").split("\r\n"))
+    remark, step, steps = text.partition("\r\x1b[2K")
+    assert remark.startswith("without --cluster FILE")
+    assert all(line.startswith("\r\x1b[2K") for line in (step + steps).removesuffix("\r\n").split("\r\n"))
     assert "\r\x1b[2Kplanning over 2 nodes ...\r\x1b[2Kplanning over 2 nodes ... 0." in text
     assert not re.search(r"\x1b\[[0-9;]*m", text), "colours"
 
