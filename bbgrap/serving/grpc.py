@@ -29,6 +29,9 @@ from bbgrap.serving.refusals import Refusal, RefusedError, malformed, refusal_of
 _BESIDE = 64
 """Calls at once beyond those in flight: questions for readiness must be answered when all places are taken."""
 
+_MOST_AWAITED = 256
+"""Calls whose message has not come: of more, the one that waits for longest ends, so that who says nothing keeps nobody out. Chosen."""
+
 _GREETING_S = 5.0
 """How long a connection may say nothing of HTTP/2 at first; grpc's default is 120 s. Chosen: some round trips, with losses."""
 
@@ -49,6 +52,8 @@ _CONTENTS = {
 _InferResponse = message("ModelInferResponse")
 _Called = Callable[[Any, Any], Any]
 """Returns an object or a message, perhaps later."""
+_Awaited = dict[asyncio.Timeout, None]
+"""What ends calls whose message has not come, the oldest first."""
 
 
 async def start_grpc(gateway: Gateway, address: str) -> tuple[grpc.aio.Server, int]:
@@ -57,8 +62,10 @@ async def start_grpc(gateway: Gateway, address: str) -> tuple[grpc.aio.Server, i
     Raises:
         UsageError: if the address cannot be used.
     """
+    most = gateway.limits.in_flight + _BESIDE
     server = grpc.aio.server(
         options=[
+            ("grpc.max_concurrent_streams", most),  # of a connection; beyond a thousand that wait grpc cancels calls, whosever they are
             ("grpc.max_allowed_incoming_connections", most_descriptors() // 2),  # of HTTP's, too, which must go on beside them
             ("grpc.max_connection_idle_ms", round(IDLE_S * 1000)),  # whose call is under way when it ends sends it again by itself
             ("grpc.server_handshake_timeout_ms", round(_GREETING_S * 1000)),
@@ -67,7 +74,7 @@ async def start_grpc(gateway: Gateway, address: str) -> tuple[grpc.aio.Server, i
             ("grpc.max_send_message_length", -1),
             ("grpc.so_reuseport", 0),  # two servers at one port would share its clients by chance
         ],
-        maximum_concurrent_rpcs=gateway.limits.in_flight + _BESIDE,
+        maximum_concurrent_rpcs=most + _MOST_AWAITED,
     )
     server.add_generic_rpc_handlers((_handlers(gateway),))
     try:
@@ -79,9 +86,10 @@ async def start_grpc(gateway: Gateway, address: str) -> tuple[grpc.aio.Server, i
 
 
 def _handlers(gateway: Gateway) -> grpc.GenericRpcHandler:
+    awaited: _Awaited = {}
     handlers = {
         name: grpc.stream_unary_rpc_method_handler(  # of unary calls, too: so it is here how long a message may take
-            _answering(call, message(f"{name}Request"), message(f"{name}Response")),
+            _answering(call, message(f"{name}Request"), message(f"{name}Response"), awaited),
             response_serializer=message(f"{name}Response").SerializeToString,
         )
         for name, call in _Calls(gateway).methods().items()
@@ -89,12 +97,17 @@ def _handlers(gateway: Gateway) -> grpc.GenericRpcHandler:
     return grpc.method_handlers_generic_handler(SERVICE, handlers)
 
 
-def _answering(call: _Called, request: Any, response: Any) -> Callable[[AsyncIterator[bytes], Any], Awaitable[Any]]:  # noqa: ANN401 - grpc ships no types
+def _answering(
+    call: _Called,
+    request: Any,  # noqa: ANN401 - grpc ships no types
+    response: Any,  # noqa: ANN401
+    awaited: _Awaited,
+) -> Callable[[AsyncIterator[bytes], Any], Awaitable[Any]]:
     """Let bytes become a message, an object one, and every error a status."""
 
     async def answer(bodies: AsyncIterator[bytes], context: Any) -> Any:  # noqa: ANN401 - grpc ships no types
         try:
-            value = call(_message_in(await _first(bodies), request), context)
+            value = call(_message_in(await _first(bodies, awaited), request), context)
             if isawaitable(value):
                 value = await value
         except Exception as error:  # whatever it is, its sender gets an answer
@@ -114,14 +127,21 @@ def _short(reason: str) -> str:
     return text[:_MOST_REASON].decode("utf-8", "ignore") + (" ..." if len(text) > _MOST_REASON else "")
 
 
-async def _first(bodies: AsyncIterator[bytes]) -> bytes:
+async def _first(bodies: AsyncIterator[bytes], awaited: _Awaited) -> bytes:
+    limit = asyncio.timeout(BODY_S)
     try:
-        async with asyncio.timeout(BODY_S):
+        async with limit:
+            awaited[limit] = None
+            if len(awaited) > _MOST_AWAITED and not (oldest := next(iter(awaited))).expired():
+                del awaited[oldest]
+                oldest.reschedule(0.0)
             return await anext(bodies)
     except TimeoutError:
-        raise RefusedError(Refusal.SLOW_BODY, f"the message did not come within {BODY_S:g} s") from None
+        raise RefusedError(Refusal.SLOW_BODY, f"the message did not come within {BODY_S:g} s, or others waited") from None
     except StopAsyncIteration:
         raise malformed("the call ended without a message") from None
+    finally:
+        awaited.pop(limit, None)
 
 
 def _message_in(body: bytes, kind: Any) -> Any:  # noqa: ANN401 - protobuf ships no types

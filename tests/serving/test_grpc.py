@@ -2,7 +2,8 @@
 
 import asyncio
 import socket
-from contextlib import ExitStack, suppress
+import struct
+from contextlib import AsyncExitStack, ExitStack, suppress
 
 import grpc
 import numpy as np
@@ -159,6 +160,39 @@ def test_a_message_that_does_not_come_is_not_waited_for(monkeypatch):
 
     error = asyncio.run(ask())
     assert (error.code(), "the message did not come within 0.2 s" in error.details()) == (grpc.StatusCode.DEADLINE_EXCEEDED, True)
+
+
+def test_calls_without_a_message_keep_nobody_out_and_a_connection_has_only_so_many(monkeypatch):
+    """Who opened as many as there are places had all of them for 30 s; a flood of calls had those of others cancelled, by grpc itself."""
+    monkeypatch.setitem(start_grpc.__globals__, "_MOST_AWAITED", 4)
+    most = 1 + start_grpc.__globals__["_BESIDE"]
+
+    async def never():
+        await asyncio.sleep(60)
+        yield b""
+
+    async def ask():
+        server, port = await start_grpc(Gateway(None, Repository({}, None, lambda _: None), Limits(in_flight=1)), "127.0.0.1:0")
+        try:
+            async with AsyncExitStack() as opened:
+                own = [("grpc.use_local_subchannel_pool", 1)]
+                channels = [await opened.enter_async_context(grpc.aio.insecure_channel(f"127.0.0.1:{port}", own)) for _ in range(3)]
+                silent = [channel.stream_unary(f"/{SERVICE}/ServerLive")(never()) for channel in channels[1:] for _ in range(most)]
+                await asyncio.sleep(0.3)
+                await channels[0].unary_unary(f"/{SERVICE}/ServerLive")(b"", timeout=30, wait_for_ready=True)
+                first = await silent[0].code()
+                for call in silent:
+                    call.cancel()
+                reader, writer = await asyncio.open_connection("127.0.0.1", port)
+                writer.write(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0]))
+                settings = await reader.readexactly(int.from_bytes((await reader.readexactly(9))[:3], "big"))
+                writer.close()
+                return first, dict(struct.iter_unpack(">HI", settings))
+        finally:
+            await server.stop(None)
+
+    first, settings = asyncio.run(ask())
+    assert (first, settings[3]) == (grpc.StatusCode.DEADLINE_EXCEEDED, most)  # 3: SETTINGS_MAX_CONCURRENT_STREAMS
 
 
 @pytest.mark.parametrize("begun", [b"", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])])
