@@ -26,7 +26,7 @@ from bbgrap.serving.gateway import Gateway, ended
 from bbgrap.serving.host_check import HostCheck
 from bbgrap.serving.http import make_app
 from bbgrap.serving.listening import HttpListener
-from bbgrap.serving.request_head import without_offer
+from bbgrap.serving.request_head import MOST_BYTES, without_offer
 from bbgrap.session.stops import StoppedError
 
 _GRACE_S = 30.0
@@ -65,6 +65,8 @@ class _Protocol(HttpToolsProtocol):
         self._thread: ConnectionThread | None = None
         self._is_between = True
         """Whether all requests that began have come to their ends."""
+        self._unfinished = 0
+        """Bytes that have come since the last request or part of a body: the parser keeps them, however many they are."""
         self._is_for_threads = True
         """Whether a thread has answered something, or was never asked."""
         self._taking: asyncio.TimerHandle | None = None
@@ -122,9 +124,15 @@ class _Protocol(HttpToolsProtocol):
         self._is_between = False
         super().on_message_begin()
 
+    def on_headers_complete(self) -> None:
+        """A head is here."""
+        self._unfinished = 0
+        super().on_headers_complete()
+
     def on_message_complete(self) -> None:
         """A request is here."""
         self._is_between = True
+        self._unfinished = 0
         super().on_message_complete()
 
     def data_received(self, data: bytes) -> None:
@@ -138,7 +146,14 @@ class _Protocol(HttpToolsProtocol):
                 self._unset_keepalive_if_required()
                 self.flow.pause_reading()
                 return
-        super().data_received(without_offer(data) if self._is_between else data)
+        self._parse(without_offer(data) if self._is_between else data)
+
+    def _parse(self, data: bytes) -> None:
+        """Take what has come, unless it has too much of a head, or of what follows a body."""
+        self._unfinished += len(data)
+        super().data_received(data)
+        if self._unfinished > MOST_BYTES and not self.transport.is_closing():
+            self.send_400_response(f"head: expected at most {MOST_BYTES} bytes")
 
     def _take_back(self, unanswered: bytes | None) -> None:
         thread, self._thread = self._thread, None
@@ -147,7 +162,7 @@ class _Protocol(HttpToolsProtocol):
         elif not self.transport.is_closing():
             self._is_for_threads = thread.answered > 0
             self.flow.resume_reading()
-            super().data_received(without_offer(unanswered))
+            self._parse(without_offer(unanswered))
             if thread.is_ending:
                 super().shutdown()
 
@@ -160,6 +175,7 @@ class _Protocol(HttpToolsProtocol):
 
     def on_body(self, body: bytes) -> None:
         """Keep a part until its request takes it."""
+        self._unfinished = 0
         if self.cycle.response_complete:
             return
         # Whoever takes it makes bytes of it, which of bytes is no copy.
@@ -252,6 +268,7 @@ async def serve(
     config = uvicorn.Config(
         named,
         log_config=None,
+        log_level="error",  # it warns of each request that is none, and strangers would fill the disk
         access_log=False,
         lifespan="off",
         timeout_keep_alive=round(IDLE_S),

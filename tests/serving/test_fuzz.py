@@ -80,6 +80,34 @@ def test_what_is_no_http_ends_its_own_connection(served, http, sent):
     assert http.run("rows", FEED)["y"].shape == (2, 4)
 
 
+@pytest.mark.parametrize(
+    ("begun", "part"),
+    [
+        (b"GET /v2 HTTP/1.1\r\nHost: localhost\r\n", b"x: y\r\n" * 10_000),
+        (b"GET /v2 HTTP/1.1\r\nHost: localhost\r\nx: ", bytes([97]) * 60_000),
+        (b"GET /", bytes([97]) * 60_000),
+        (b"POST /v2/models/rows/infer HTTP/1.1\r\nHost: localhost\r\nx: ", bytes([97]) * 60_000),
+        (b"POST /v2 HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n", b"x: y\r\n" * 10_000),
+    ],
+)
+def test_what_has_no_end_before_or_behind_a_body_ends_its_connection(served, http, begun, part):
+    """The parser kept all of it, three times as large: one connection took all memory, or all time, as values were copied at each part."""
+    parts = urlsplit(served.url)
+    with socket.create_connection((parts.hostname, parts.port), timeout=30) as connection:
+        connection.sendall(begun)
+        with pytest.raises(ConnectionError):
+            connection.sendall(part * 500)
+    assert http.run("rows", FEED)["y"].shape == (2, 4)
+
+
+def test_a_body_may_come_in_the_smallest_chunks(served):
+    parts = urlsplit(served.url)
+    with socket.create_connection((parts.hostname, parts.port), timeout=30) as connection:
+        connection.sendall(b"POST /v2/repository/index HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n")
+        connection.sendall(b"1\r\n \r\n" * 50_000 + b"2\r\n{}\r\n0\r\n\r\n")
+        assert connection.recv(65536).startswith(b"HTTP/1.1 200")
+
+
 def damaged_message(rng: random.Random) -> bytes:
     """A message for a model with inputs of every type, with some of its bytes changed, gone, repeated, or of another length."""
     body = bytearray(infer_request("types", every_type()).SerializeToString())
