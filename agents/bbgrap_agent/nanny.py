@@ -26,6 +26,7 @@ from bbgrap.errors import RemoteProtocolError
 from bbgrap.own_code import own_code, replaced_code
 from bbgrap.own_process import python_command
 from bbgrap.protocol.messages import Abandon, Deploy, Heartbeat, Release, WorkerLost
+from bbgrap.transport.credentials import TOKEN, TOKEN_FILE
 from bbgrap.transport.identity import TlsIdentity
 from bbgrap.transport.memory_broker import start_broker
 from bbgrap_agent.exit_causes import cause_of, oom_kills, sentence_of
@@ -105,11 +106,13 @@ class _Child:
                     passed.callback(memories.socket.close)  # the worker has it then; with its end the broker ends
                     told = replace(told, memories=memories.socket.fileno(), memory_name=memories.name)
             self.oom_kills = oom_kills()
+            # A worker that is taken over could let others join, with a token.
+            known = {name: value for name, value in os.environ.items() if name not in {TOKEN, TOKEN_FILE}}
             self.process = subprocess.Popen(
                 [*python_command(), "-m", "bbgrap_agent.worker", told.argument()],
                 stdin=subprocess.DEVNULL,
                 # onnxruntime computes, with as many threads as it is told. A thread that numpy had started would not be confined.
-                env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
+                env={**known, "OPENBLAS_NUM_THREADS": "1"},
                 pass_fds=[each for each in (told.pipe, told.listener, told.progress, told.identity, told.memories) if each >= 0],
             )
             undo.callback(self.process.wait)

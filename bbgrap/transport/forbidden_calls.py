@@ -5,6 +5,7 @@
     clone3                     ENOSYS: the C library then makes threads by clone, whose flags can be looked at
     fallocate                  EOPNOTSUPP: it can shorten a file that others have mapped; the C library then writes
     clone, kill, socket ...    by their arguments: threads, itself, the internet
+    shmget, msgget, semget     EPERM: what they make outlasts the process, and is outside of its limits
 
 A list of what is forbidden, not of what is allowed: Python, numpy and onnxruntime of years to come shall run, too.
 """
@@ -95,6 +96,22 @@ _PLAIN: dict[str, tuple[int | None, int | None]] = {
     "setxattr": (188, 5),
     "lsetxattr": (189, 6),
     "fsetxattr": (190, 7),
+    "setxattrat": (463, 463),
+    "removexattr": (197, 14),
+    "lremovexattr": (198, 15),
+    "fremovexattr": (199, 16),
+    "removexattrat": (466, 466),
+    "file_setattr": (469, 469),
+    "sched_setparam": (142, 118),
+    "sched_setscheduler": (144, 119),
+    "sched_setattr": (314, 274),
+    "ioprio_set": (251, 30),
+    "migrate_pages": (256, 238),
+    "move_pages": (279, 239),
+    "shmget": (29, 194),
+    "shmat": (30, 196),
+    "msgget": (68, 186),
+    "semget": (64, 190),
 }
 """Numbers on x86-64 and aarch64; None where there is no such call."""
 
@@ -110,6 +127,12 @@ _SOCKETS: dict[str, tuple[int | None, int | None]] = {
     "sendmmsg": (307, 269),
 }
 """Where there is no network at all; writing to a descriptor that was given stays."""
+
+_OF_ITSELF: dict[str, tuple[tuple[int, int], tuple[int, ...]]] = {
+    "setpriority": ((141, 140), (0, 1)),
+    "sched_setaffinity": ((203, 122), (0,)),
+}
+"""Who gets less of the processor is in these arguments: all 0 is the one that asks."""
 
 _CLONE, _CLONE3, _FALLOCATE, _KILL_CALL, _TGKILL, _PRLIMIT, _SOCKET, _IOCTL, _FCNTL = (
     (56, 220),
@@ -148,6 +171,9 @@ def program(machine: str, pid: int, *, connects: bool) -> bytes:
     code += _when(_CLONE[column], [_argument(0), (_ANY_BIT, 0, 1, _CLONE_THREAD), _PASS, _REFUSE])
     for numbers in (_KILL_CALL, _TGKILL):
         code += _when(numbers[column], [_argument(0), (_EQUAL, 0, 1, pid), _PASS, _REFUSE])
+    for numbers, places in _OF_ITSELF.values():
+        zeros = [part for place in places for part in (_argument(place), (_EQUAL, 0, 2 * (places[-1] - place) + 1, 0))]
+        code += _when(numbers[column], [*zeros, _PASS, _REFUSE])
     # What limits are may be asked; nothing is set.
     code += _when(_PRLIMIT[column], [_argument(2), (_EQUAL, 0, 3, 0), _argument(2, high=True), (_EQUAL, 0, 1, 0), _PASS, _REFUSE])
     code += _when(_IOCTL[column], [_argument(1), *_none_of(_TERMINAL_INPUT + _SIGNAL_OWNER)])

@@ -140,6 +140,16 @@ def test_an_operator_that_does_not_end_ends_its_worker_once_nobody_waits(coordin
     assert coordinator.beat(lambda beat: True).request == 0
 
 
+@pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="elsewhere nobody sees the environment of another process")
+def test_a_worker_that_is_taken_over_finds_no_token(coordinator, monkeypatch):
+    """It had what its agent had: with a token it could let any node join."""
+    monkeypatch.setenv("BBGRAP_TOKEN", "a secret")
+    monkeypatch.setenv("BBGRAP_LOG_FORMAT", "text")
+    worker = coordinator.worker_of(coordinator.start("--name", "a"))
+    until(lambda: "BBGRAP_LOG_FORMAT" in worker.environ())  # not yet, while it is between fork and exec
+    assert "BBGRAP_TOKEN" not in worker.environ()
+
+
 def test_a_worker_does_not_outlive_its_nanny(coordinator, agent):
     coordinator.join()
     worker = coordinator.worker_of(agent)

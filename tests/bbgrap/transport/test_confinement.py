@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from bbgrap.transport import confinement
-from bbgrap.transport.forbidden_calls import _PLAIN, _SOCKETS, ARCHITECTURES, program
+from bbgrap.transport.forbidden_calls import _OF_ITSELF, _PLAIN, _SOCKETS, ARCHITECTURES, program
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="elsewhere there are only limits")
 
@@ -51,6 +51,9 @@ attempt("owns")(lambda: (home / "owns/file").write_text("much"))
 attempt("shortens its own")(lambda: os.truncate(home / "owns/file", 1))
 attempt("ends itself")(lambda: os.kill(os.getpid(), 0))
 
+attempt("gives way")(lambda: os.nice(1))
+attempt("pins itself")(lambda: os.sched_setaffinity(0, os.sched_getaffinity(0)))
+
 attempt("reads a secret")(lambda: (home / "secret").read_text())
 attempt("lists others")(lambda: list(home.iterdir()))
 attempt("reads the environment of others")(lambda: Path(f"/proc/{outside}/environ").read_bytes())
@@ -90,7 +93,7 @@ print(json.dumps(said))
 """
 
 MAY = {"computes in threads", "reads", "imports", "adds", "adds a folder", "links what is there", "owns", "shortens its own", "ends itself"}
-MAY |= {"does not wait for a descriptor"}
+MAY |= {"does not wait for a descriptor", "gives way", "pins itself"}
 MAY_CONNECTED = {"a socket", "connects", "accepts", "listens somewhere"}
 
 
@@ -102,6 +105,7 @@ def test_what_a_confined_process_can_do(tmp_path, how):
     (tmp_path / "secret").write_text("secret")
     column = list(ARCHITECTURES).index(os.uname().machine)
     calls = _PLAIN if how == "connects" else _PLAIN | _SOCKETS
+    calls = calls | {name: numbers for name, (numbers, _) in _OF_ITSELF.items()}  # of others: all arguments are -1
     numbers = {name: numbers[column] for name, numbers in calls.items() if numbers[column] is not None and name not in {"fork", "vfork"}}
     command = [sys.executable, "-c", SCRIPT, str(tmp_path), how, str(os.getpid()), json.dumps(numbers)]
     environment = os.environ | {"OPENBLAS_NUM_THREADS": "1"}
@@ -168,6 +172,9 @@ def test_the_filter_of_every_machine(machine, column):
             assert {evaluate(code, machine, numbers[column]) for code in (alone, connected)} == {refuse}
     clone, kill, prlimit, sock, ioctl, fcntl = ((56, 220), (62, 129), (302, 261), (41, 198), (16, 29), (72, 25))
     for call, arguments, wanted in (
+        *((_OF_ITSELF["setpriority"][0], who, refuse) for who in ([0, 43], [1, 0], [2, 0])),
+        (_OF_ITSELF["sched_setaffinity"][0], [43], refuse),
+        *((numbers, [0, 0, 19], allow) for numbers, _ in _OF_ITSELF.values()),
         (clone, [0x10000], allow),
         (clone, [17], refuse),
         (kill, [42, 9], allow),
