@@ -29,7 +29,7 @@ from bbgrap.serving.refusals import Refusal, RefusedError, malformed, refusal_of
 _BESIDE = 64
 """Calls at once beyond those in flight: questions for readiness must be answered when all places are taken."""
 
-_MOST_AWAITED = 256
+_MOST_AWAITED = 64
 """Calls whose message has not come: of more, the one that waits for longest ends, so that who says nothing keeps nobody out. Chosen."""
 
 _GREETING_S = 5.0
