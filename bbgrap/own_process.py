@@ -9,6 +9,10 @@ import signal
 import sys
 from contextlib import suppress
 
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+_KEPT_BYTES = 32 << 20
+"""Chosen: inputs and outputs of a detector."""
+
 
 def open_closed_streams() -> None:
     """Let nothing come from, and go to, streams that are closed.
@@ -59,6 +63,14 @@ def give_back_freed() -> None:
     """Give the system what was freed: glibc keeps it, after loading as much again as the weights (measured: 490 MB of AlexNet's 1,070)."""
     with suppress(AttributeError, OSError, TypeError):  # other systems have no such function, or none that is found so
         ctypes.CDLL(None).malloc_trim(0)
+
+
+def keep_freed() -> None:
+    """Have glibc keep some of what is freed: two copies of a message of 0.6 MB take 0.47 ms in pages that are new each time, else 0.02."""
+    with suppress(AttributeError, OSError, TypeError):
+        libc = ctypes.CDLL(None)
+        libc.mallopt(_M_MMAP_THRESHOLD, _KEPT_BYTES // 2)
+        libc.mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES)
 
 
 def stop_signals() -> tuple[int, ...]:

@@ -152,8 +152,8 @@ class HostPings:
 class StartRequest:
     """Run the host's schedule for a request; answer with `RequestDone` or `RequestBroke`. With `record`, note when, there and here.
 
-    `client` is who gets the outputs; empty: nobody. One of a `sequence` leaves state behind, and goes on from what request `before` has
-    left; 0: state is among its inputs. One that `reads` tells that state, and leaves it as it is.
+    One of a `sequence` leaves state behind, and goes on from what request `before` has left; 0: state is among its inputs. One that `reads`
+    tells that state, and leaves it as it is.
     """
 
     epoch: int
@@ -161,7 +161,6 @@ class StartRequest:
     inputs: Sequence[TensorHeader]
     payload: Sequence[BytesLike]
     record: bool = False
-    client: RoutingId = b""
     sequence: int = 0
     before: int = 0
     reads: bool = False

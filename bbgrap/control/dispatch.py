@@ -220,9 +220,7 @@ class Requests:
             request.trace = OpenTrace(variant.devices, len(variant.nodes))
         if request.sequence is not None:
             return self.sequences.start(request, request.sequence, variant)
-        # What is compared later must not be where the client can write.
-        client = b"" if request.is_drawn else request.caller[0]
-        return [StartRequest(variant.epoch, request.number, message.inputs, message.payload, message.record, client)]
+        return [StartRequest(variant.epoch, request.number, message.inputs, message.payload, message.record)]
 
     # --- ending -----------------------------------------------------------------------------------------------------------------
 

@@ -201,10 +201,8 @@ class Sequences:
             counts.replayed += sequence.running
         usual = bool(sequence.seen) and is_own
         sequence.arriving_bytes = 0 if usual else sum(map(len, given.payload))
-        record, client = (request.message.record, request.caller[0]) if is_own else (False, b"")
-        begin = StartRequest(
-            variant.epoch, request.number, given.inputs, given.payload, record, client, sequence.number, sequence.state, reads
-        )
+        record = request.message.record and is_own
+        begin = StartRequest(variant.epoch, request.number, given.inputs, given.payload, record, sequence.number, sequence.state, reads)
         return [*left, begin]
 
     def ran(self, request: Request, sequence: Sequence) -> bool:
@@ -221,7 +219,6 @@ class Sequences:
         variant.went_on += sequence.before[0] > 0
         sequence.steps += 1
         if sequence.given is not None and self._known.get((sequence.client, sequence.name)) is sequence:
-            # A client on this machine can write to what it sent.
             given = RequestInputs(message.inputs, keep(message.payload))
             sequence.given.append(given)
             self._kept += given.price

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from hashlib import blake2b
 from itertools import combinations
 
@@ -118,7 +118,7 @@ class Verifying:
     # --- which, and when ----------------------------------------------------------------------------------------------------------
 
     def draw(self, request: Request) -> bool:
-        """Decide as a request starts whether it is verified; from then on its inputs cannot be changed by its client."""
+        """Decide as a request starts whether it is verified."""
         if not self._settings.verify_fraction:
             return False
         digest = blake2b(request.number.to_bytes(16, "big"), digest_size=8, key=self._settings.verify_key).digest()
@@ -127,8 +127,6 @@ class Verifying:
         if self._bytes + request.bytes > MAX_BYTES:
             self._tally["skipped, memory"] += 1
             return False
-        # A client on this machine can write to what it sent.
-        request.message = replace(request.message, payload=tuple(bytes(part) for part in request.message.payload))
         return True
 
     def take(self, request: Request, variant: Variant, event: RequestDone, now: float) -> None:

@@ -14,7 +14,7 @@ from math import prod
 import numpy as np
 
 from bbgrap.graph.types import Array
-from bbgrap.runtime.execution import Copy, Empty, SlicePlan, Take
+from bbgrap.runtime.execution import Copy, SlicePlan, Take
 from bbgrap.runtime.schedule import Box, LocalJoin, LocalPart, Schedule, box_shape, extract, index_of
 
 _ALIGN = 64
@@ -71,10 +71,10 @@ class BlockedSlicePlan(SlicePlan):
 
         return take
 
-    def begin(self, step: LocalJoin, empty: Empty = np.empty) -> Array:
+    def begin(self, step: LocalJoin) -> Array:
         """Return the array of a `LocalJoin`'s output before anything was copied there, blocked if that is."""
         shape = self.schedule.buffers[step.output].shape
-        return super().begin(step, empty) if step.output not in self.blocked or shape is None else aligned_empty(shape)
+        return super().begin(step) if step.output not in self.blocked or shape is None else aligned_empty(shape)
 
     def copier(self, step: LocalJoin, part: LocalPart, box: Box | None) -> Copy:
         """Return what copies one piece of a `LocalJoin`."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from operator import itemgetter
-from typing import Any
 
 import numpy as np
 
@@ -38,9 +37,6 @@ SendParts = Callable[[LocalSend, Mapping[int, Array]], None]
 
 Take = Callable[[Array], Array]
 """Takes a region out of a buffer's array; it may return a view."""
-
-Empty = Callable[[tuple[int, ...], np.dtype[Any]], Array]
-"""Makes an array that is not filled yet."""
 
 Copy = Callable[[Array, Array], None]
 """Copies a region of its second argument, a buffer's array, to where it belongs in the first one, a joined array."""
@@ -78,30 +74,30 @@ class SlicePlan:
         """Return a region of a buffer's array."""
         return extract(array, part.box)
 
-    def join(self, step: LocalJoin, arrays: Mapping[int, Array], empty: Empty = np.empty) -> Array:
-        """Return the array of a `LocalJoin`'s output; `arrays` are those of the buffers, by number, and `empty` makes a new one."""
+    def join(self, step: LocalJoin, arrays: Mapping[int, Array]) -> Array:
+        """Return the array of a `LocalJoin`'s output; `arrays` are those of the buffers, by number."""
         if _is_view(step):
             part = step.pieces[0][0]
             return self.part(part, arrays[part.buffer])
-        joined = self._open(step, arrays, empty) if self.schedule.buffers[step.output].shape is None else self.begin(step, empty)
+        joined = self._open(step, arrays) if self.schedule.buffers[step.output].shape is None else self.begin(step)
         for buffer, copy in self.pieces(step):
             copy(joined, arrays[buffer])
         return joined
 
-    def _open(self, step: LocalJoin, arrays: Mapping[int, Array], empty: Empty) -> Array:
+    def _open(self, step: LocalJoin, arrays: Mapping[int, Array]) -> Array:
         """Return the array of an output of any size, which the pieces tell."""
         spec = self.schedule.buffers[step.output]
         pieces = [(box, self.part(part, arrays[part.buffer])) for part, box in step.pieces if box is not None]
         if len(pieces) < len(step.pieces):
             raise ExecutionError(f"device {self.schedule.device}: '{spec.name}' has no shape to join pieces in")
-        return empty(joined_shape(pieces), spec.dtype.numpy)
+        return np.empty(joined_shape(pieces), spec.dtype.numpy)
 
-    def begin(self, step: LocalJoin, empty: Empty = np.empty) -> Array:
+    def begin(self, step: LocalJoin) -> Array:
         """Return the array of a `LocalJoin`'s output before anything was copied there."""
         spec = self.schedule.buffers[step.output]
         if spec.shape is None:
             raise ExecutionError(f"device {self.schedule.device}: '{spec.name}' has no shape to join pieces in")
-        return empty(spec.shape, spec.dtype.numpy)
+        return np.empty(spec.shape, spec.dtype.numpy)
 
     def pieces(self, step: LocalJoin) -> list[tuple[int, Copy]]:
         """Return the buffers that a `LocalJoin` reads, and what copies its pieces of them."""
@@ -149,17 +145,13 @@ class Execution:
     Invariants: `position` only grows; a message is delivered at most once; after the last step `finished` is true.
     """
 
-    def __init__(self, schedule: Schedule, feeds: Sequence[Array] = (), slices: SlicePlan | None = None, empty: Empty = np.empty) -> None:
-        """Start before the first step, with the feed buffers filled.
-
-        `slices` of the schedule serve many requests; `empty` makes the arrays in which pieces are joined.
-        """
+    def __init__(self, schedule: Schedule, feeds: Sequence[Array] = (), slices: SlicePlan | None = None) -> None:
+        """Start before the first step, with the feed buffers filled; `slices` of the schedule serve many requests."""
         if len(feeds) != len(schedule.feeds):
             raise ExecutionError(f"device {schedule.device}: expected {len(schedule.feeds)} feeds, got {len(feeds)}")
         self.schedule = schedule
         self.position = 0
         self.slices = slices or SlicePlan(schedule)
-        self._empty = empty
         self._buffers: dict[int, Array] = dict(zip(schedule.feeds, feeds, strict=True))
         self._mail: dict[int, Sequence[Array]] = {}
         self._begun: dict[int, tuple[Array, list[tuple[int, Copy]]]] = {}
@@ -214,7 +206,7 @@ class Execution:
             missing = self.slices.pieces(step) if begun is None else begun[1]
             there = [piece for piece in missing if piece[0] in self._buffers]
             if there:
-                joined = self.slices.begin(step, self._empty) if begun is None else begun[0]
+                joined = self.slices.begin(step) if begun is None else begun[0]
                 self._begun[step.output] = joined, [piece for piece in missing if piece[0] not in self._buffers]
                 for buffer, copy in there:
                     copy(joined, self._buffers[buffer])
@@ -222,7 +214,7 @@ class Execution:
     def _joined(self, step: LocalJoin) -> Array:
         begun = self._begun.pop(step.output, None)
         if begun is None:
-            return self.slices.join(step, self._buffers, self._empty)
+            return self.slices.join(step, self._buffers)
         joined, missing = begun
         for buffer, copy in missing:
             copy(joined, self._buffers[buffer])

@@ -13,10 +13,8 @@ from dataclasses import dataclass, replace
 from itertools import chain, pairwise
 from typing import Literal
 
-import numpy as np
-
 from bbgrap.graph.types import Array, TensorType
-from bbgrap.runtime.execution import Empty, Execution, Kernel, SendParts, SlicePlan
+from bbgrap.runtime.execution import Execution, Kernel, SendParts, SlicePlan
 from bbgrap.runtime.schedule import BufferSpec, LocalJoin, LocalReceive, LocalRun, LocalSend, LocalStep, Schedule, part_shape
 
 Clock = Callable[[], int]
@@ -78,11 +76,9 @@ class RecordedExecution(Execution):
     Invariants: `times` has an entry for every step before `position`.
     """
 
-    def __init__(
-        self, schedule: Schedule, clock: Clock, feeds: Sequence[Array] = (), slices: SlicePlan | None = None, empty: Empty = np.empty
-    ) -> None:
+    def __init__(self, schedule: Schedule, clock: Clock, feeds: Sequence[Array] = (), slices: SlicePlan | None = None) -> None:
         """Start before the first step, as an `Execution` does."""
-        super().__init__(schedule, feeds, slices, empty)
+        super().__init__(schedule, feeds, slices)
         self.times: list[tuple[int, int, int]] = []
         self._clock = clock
         self._reached: int | None = None

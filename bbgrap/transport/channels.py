@@ -71,11 +71,6 @@ class Channels:
                 self._forget(identity, channel)
         self._invited = OrderedDict((word, identity) for word, identity in self._invited.items() if not identity.startswith(key))
 
-    def memory(self, identity: bytes, nbytes: int) -> memoryview | None:
-        """Return memory that can be sent to a client without a copy; None if there is none."""
-        channel = self._open.get(identity)
-        return None if channel is None else channel.memory(nbytes)
-
     def send(self, identity: bytes, frames: Sequence[BytesLike]) -> bool:
         """Send a message; False if it must go another way."""
         channel = self._open.get(identity)
@@ -102,10 +97,8 @@ class Channels:
                 self._attend(key)
         return None  # whatever comes still: strangers must not keep the caller here
 
-    def give_back(self) -> None:
-        """Tell clients what of their memory has been read, and listen again; to be called some times a second."""
-        for channel in self._open.values():
-            channel.give_back()
+    def listen_again(self) -> None:
+        """Take in clients again after a crowd; to be called some times a second."""
         if self._listener is not None and self._listener not in self._selector.get_map():
             self._selector.register(self._listener, selectors.EVENT_READ)
 
@@ -129,7 +122,7 @@ class Channels:
             self._greet(key.fileobj)
 
     def _accept(self, listener: socket.socket) -> None:
-        """Take in who waits; after a crowd, nobody until the next `give_back`: every user of this machine may knock."""
+        """Take in who waits; after a crowd, nobody until the next `listen_again`: every user of this machine may knock."""
         for _ in range(_AT_ONCE):
             try:
                 connection, _ = listener.accept()

@@ -26,8 +26,8 @@ class Arrival(NamedTuple):
     peer: str = ""
 
 
-Admit = Callable[[BytesLike, int, str], bool | memoryview]
-"""Whether a message with this header may have a payload of so many bytes from this peer; perhaps, memory of that size to put it in."""
+Admit = Callable[[BytesLike, int, str], bool]
+"""Whether a message with this header may have a payload of so many bytes from this peer."""
 
 OnBroken = Callable[[str, str], None]
 """Told the address and the reason when messages to an address may have been lost, or none can be sent; what waited for it is forgotten.

@@ -156,8 +156,6 @@ class MessageReader:
     def _room_for(self, header: bytes, payload_bytes: int, admit: Admit) -> memoryview | None:
         """Return where a payload goes; None if it is not wanted."""
         admitted = payload_bytes <= SMALL_BYTES or admit(header, payload_bytes, self.peer)
-        if isinstance(admitted, memoryview):
-            return admitted
         # Not bytes: kernels want their inputs aligned.
         return np.empty(payload_bytes, np.uint8).data if admitted else None
 

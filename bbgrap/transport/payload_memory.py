@@ -1,4 +1,6 @@
-"""Memory in which a device of this machine lays payloads for another one: their messages name the place instead of carrying the bytes.
+"""Memory in which a process of this machine lays payloads for another one: their messages name the place instead of carrying the bytes.
+
+Devices have one for each direction, a client and its coordinator (`bbgrap.transport.channel`) halves of one.
 
     ready 8 | ... | read 8 | ...                        a page; the receiver writes, both read
     ring of payloads                                    the sender writes, the receiver copies
@@ -16,14 +18,15 @@ import mmap
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from bbgrap.errors import RemoteProtocolError
 from bbgrap.protocol.messages import BytesLike
 
 RING_BYTES = 32 << 20
 """What may be on its way from one device to another, taken as it is used, the lowest bytes first. Chosen: two of VGG16's largest maps."""
-_PAGE_BYTES = 4096
-MEMORY_BYTES = _PAGE_BYTES + RING_BYTES
+PAGE_BYTES = 4096
+MEMORY_BYTES = PAGE_BYTES + RING_BYTES
 LEAST_BYTES = 8 << 10
 """Of a payload that is laid there. Measured: below, a copy into a record of TLS takes no longer."""
 _ALIGN = 64
@@ -37,26 +40,38 @@ class PayloadWriter:
     Invariants: what lies between the later of `_first` and the receiver's count, and `_written`, may still be read.
     """
 
-    def __init__(self, memory: mmap.mmap) -> None:
+    def __init__(self, memory: mmap.mmap | memoryview) -> None:
         """Begin with an empty ring; nothing is laid there before the receiver has the memory."""
-        self._numbers = np.frombuffer(memory, np.uint64, _PAGE_BYTES // 8)
-        self._ring = np.frombuffer(memory, np.uint8, RING_BYTES, _PAGE_BYTES)
+        self._numbers, self._ring = _parts(memory)
         self._first = self._written = 0
+
+    @property
+    def is_read(self) -> bool:
+        """Whether the receiver has the memory."""
+        return bool(self._numbers[_READY])
+
+    def mark(self) -> tuple[int, int]:
+        """Return what `go_back` takes."""
+        return self._first, self._written
+
+    def go_back(self, mark: tuple[int, int]) -> None:
+        """Forget what was laid there since a mark, of which the receiver was told nothing."""
+        self._first, self._written = mark
 
     def put(self, pieces: Sequence[BytesLike], nbytes: int) -> int | None:
         """Lay a payload there, given in pieces, and return its place; None if there is no room."""
-        read = int(self._numbers[_READ])
-        if not self._numbers[_READY] or read > self._written:
+        read, ring = int(self._numbers[_READ]), len(self._ring)
+        if not self.is_read or read > self._written:
             return None
         if read == self._written:
-            self._first = start = _next(read, RING_BYTES)
+            self._first = start = _next(read, ring)
         else:
             start = self._written
-            if start % RING_BYTES + nbytes > RING_BYTES:
-                start = _next(start, RING_BYTES)
-        if start + nbytes > max(self._first, read) + RING_BYTES:
+            if start % ring + nbytes > ring:
+                start = _next(start, ring)
+        if start + nbytes > max(self._first, read) + ring:
             return None
-        position = start % RING_BYTES
+        position = start % ring
         for piece in pieces:
             self._ring[position : position + len(piece)] = np.frombuffer(piece, np.uint8)
             position += len(piece)
@@ -70,10 +85,9 @@ class PayloadReader:
     Invariants: everything before `_read` has been copied or was not wanted; what the sender knows of that is `_told`.
     """
 
-    def __init__(self, memory: mmap.mmap) -> None:
+    def __init__(self, memory: mmap.mmap | memoryview) -> None:
         """Let the sender begin."""
-        self._numbers = np.frombuffer(memory, np.uint64, _PAGE_BYTES // 8)
-        self._ring = np.frombuffer(memory, np.uint8, RING_BYTES, _PAGE_BYTES)
+        self._numbers, self._ring = _parts(memory)
         self._read = self._told = 0
         self._numbers[_READY] = 1
 
@@ -83,15 +97,14 @@ class PayloadReader:
         Raises:
             RemoteProtocolError: if not.
         """
-        most = self._told + 2 * RING_BYTES
-        if nbytes < 1 or place < self._read or place % RING_BYTES + nbytes > RING_BYTES or place + nbytes > most:
-            raise RemoteProtocolError(
-                f"data plane: {nbytes} bytes at place {place} of a memory; expected {self._read} to {most}, in one piece"
-            )
+        ring = len(self._ring)
+        most = self._told + 2 * ring
+        if nbytes < 1 or place < self._read or place % ring + nbytes > ring or place + nbytes > most:
+            raise RemoteProtocolError(f"payload memory: {nbytes} bytes at place {place}; expected {self._read} to {most}, in one piece")
 
     def copy(self, place: int, into: memoryview) -> None:
         """Copy a payload that `check` has passed."""
-        start = place % RING_BYTES
+        start = place % len(self._ring)
         np.frombuffer(into, np.uint8)[:] = self._ring[start : start + len(into)]
 
     def release(self, place: int, nbytes: int) -> None:
@@ -102,6 +115,11 @@ class PayloadReader:
         """Let the sender use again what is not needed any more; after a piece of the stream, not amid it."""
         if self._told != self._read:
             self._numbers[_READ] = self._told = self._read
+
+
+def _parts(memory: mmap.mmap | memoryview) -> tuple[NDArray[np.uint64], NDArray[np.uint8]]:
+    """Return the numbers of the page and the ring behind it."""
+    return np.frombuffer(memory, np.uint64, PAGE_BYTES // 8), np.frombuffer(memory, np.uint8, offset=PAGE_BYTES)
 
 
 def _next(value: int, step: int) -> int:

@@ -9,13 +9,9 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from math import prod
-from typing import Any
-
-import numpy as np
 
 from bbgrap.control.coordinator_events import RequestBroke, RequestDone
 from bbgrap.control.coordinator_instructions import HostDeploy, KeepState, StartRequest
@@ -25,19 +21,13 @@ from bbgrap.protocol.data import Frame, Kind, SequenceStart, pack_number
 from bbgrap.protocol.faults import Fault
 from bbgrap.protocol.messages import BytesLike, TensorHeader
 from bbgrap.protocol.tensors import decode_array, encode_array
-from bbgrap.runtime.execution import Empty, Execution, SlicePlan
+from bbgrap.runtime.execution import Execution, SlicePlan
 from bbgrap.runtime.recording import RecordedExecution, labels_of
-from bbgrap.runtime.schedule import LocalJoin, LocalReceive, Schedule
+from bbgrap.runtime.schedule import Schedule
 from bbgrap.transport.data import Arrival, DataPlane, OnBroken, nobody_listens
 from bbgrap.transport.local_program import LocalProgram
 from bbgrap.transport.peer_warnings import PeerWarnings
 from bbgrap.transport.pings import PingAnswers
-
-Memory = Callable[[bytes, int], memoryview | None]
-"""Returns so many bytes that can be sent to a client without a copy, or None."""
-
-_SMALL_BYTES = 64 << 10
-"""Outputs below this are put together elsewhere: copying them once more is quicker than keeping account of a block."""
 
 _log = logging.getLogger("bbgrap.coordinator")
 
@@ -51,15 +41,12 @@ class _HostProgram(LocalProgram):
     """For those that only tell it."""
     bare: tuple[int, ...] = field(init=False)
     """Those that get no input."""
-    whole: frozenset[int] = field(init=False)
-    """Messages whose parts are outputs as they come."""
 
     def __post_init__(self) -> None:
         """Look up once what is the same in every request."""
         super().__post_init__()
         fed = {layout.peer for layout in self.sent.values()}
         object.__setattr__(self, "bare", tuple(device for device in sorted(self.peers) if device not in fed))
-        object.__setattr__(self, "whole", _whole(self.schedule))
 
     def program(self, start: StartRequest) -> _HostProgram:
         """Return what the host does for a request."""
@@ -71,7 +58,6 @@ class _HostProgram(LocalProgram):
 class _Running:
     program: _HostProgram
     execution: Execution
-    client: bytes
 
 
 class HostExecutor:
@@ -80,13 +66,12 @@ class HostExecutor:
     Invariants: a running request's deployment is installed.
     """
 
-    def __init__(self, plane: DataPlane, memory: Memory = lambda client, nbytes: None, on_broken: OnBroken = nobody_listens) -> None:
-        """Use a data plane that belongs to the same thread; outputs are put where they are on their way to the client, if they can be.
+    def __init__(self, plane: DataPlane, on_broken: OnBroken = nobody_listens) -> None:
+        """Use a data plane that belongs to the same thread.
 
         `on_broken(address, reason)` is called from a thread of the data plane: messages to that address may be lost.
         """
         self._plane = plane
-        self._memory = memory
         self.pings = PingAnswers(plane)
         plane.admit = self._admits
         plane.on_broken = on_broken
@@ -130,12 +115,12 @@ class HostExecutor:
         try:
             feeds = _feeds(schedule, start)
             if start.record:
-                execution: Execution = RecordedExecution(schedule, time.perf_counter_ns, feeds, program.slices, self._empty(start.client))
+                execution: Execution = RecordedExecution(schedule, time.perf_counter_ns, feeds, program.slices)
             else:
-                execution = Execution(schedule, feeds, program.slices, self._empty(start.client))
+                execution = Execution(schedule, feeds, program.slices)
         except BbgrapError as error:
             return RequestBroke(start.request, Fault.INPUT, str(error))
-        running = self._running[start.request] = _Running(program, execution, start.client)
+        running = self._running[start.request] = _Running(program, execution)
         kind, devices = (Kind.RECORD, tuple(program.peers)) if start.record else (Kind.START, program.bare)
         payload: tuple[bytes, ...] = ()
         if start.sequence:
@@ -175,26 +160,14 @@ class HostExecutor:
             return None
         return self._advance(frame.request, running)
 
-    def _admits(self, header: BytesLike, size: int, peer: str) -> bool | memoryview:
-        """Whether a large payload belongs to a request that runs, and where to put it if it is an answer already."""
+    def _admits(self, header: BytesLike, size: int, peer: str) -> bool:
+        """Whether a large payload belongs to a request that runs."""
         try:
             frame = Frame.parse(header)
         except RemoteProtocolError:
             return False
         running = self._running.get(frame.request)
-        if running is None or running.program.epoch != frame.epoch or not running.program.admits(frame, size, peer):
-            return False
-        return (frame.message in running.program.whole and self._memory(running.client, size)) or True
-
-    def _empty(self, client: bytes) -> Empty:
-        """Return what makes the arrays in which a client's outputs are joined."""
-
-        def empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-            nbytes = prod(shape) * dtype.itemsize
-            memory = None if dtype.hasobject or nbytes < _SMALL_BYTES else self._memory(client, nbytes)
-            return np.empty(shape, dtype) if memory is None else np.ndarray(shape, dtype, memory)
-
-        return empty
+        return running is not None and running.program.epoch == frame.epoch and running.program.admits(frame, size, peer)
 
     def _advance(self, request: int, running: _Running) -> RequestDone | RequestBroke | None:
         program, schedule = running.program, running.program.schedule
@@ -219,17 +192,6 @@ class HostExecutor:
         """Tell a device of a deployment what the clock of records shows now."""
         header = Frame(Kind.CLOCK, program.schedule.device, program.epoch, request, number).to_bytes()
         self._plane.send(program.peers[device].address, header, pack_number(time.perf_counter_ns()))
-
-
-def _whole(schedule: Schedule) -> frozenset[int]:
-    """Return the messages whose parts are results, under their own name or another."""
-    results = set(schedule.results)
-    for step in schedule.steps:
-        if isinstance(step, LocalJoin) and step.output in results and len(step.pieces) == 1 and step.pieces[0][1] is None:
-            results.add(step.pieces[0][0].buffer)
-    return frozenset(
-        s.message for s in schedule.steps if isinstance(s, LocalReceive) and s.wire == "exact" and results.issuperset(s.buffers)
-    )
 
 
 def _no_kernel(segment: int, inputs: Sequence[Array]) -> Sequence[Array]:

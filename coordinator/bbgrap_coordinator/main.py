@@ -11,7 +11,7 @@ import typer
 
 from bbgrap.errors import BbgrapError, UsageError
 from bbgrap.observing.logs import LogFormat, write_logs
-from bbgrap.own_process import open_closed_streams
+from bbgrap.own_process import keep_freed, open_closed_streams
 from bbgrap.settings.options import SettingsCommand
 from bbgrap.settings.version import Version
 
@@ -95,6 +95,7 @@ app.command(cls=SettingsCommand)(main)
 def run() -> None:
     """Start the command line."""
     open_closed_streams()
+    keep_freed()
     app(prog_name="bbgrap-coordinator")
 
 

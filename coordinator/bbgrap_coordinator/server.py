@@ -118,7 +118,7 @@ class Server:
         self._keys = keys
         self._audit = audit
         self._events: WakeupQueue[CoordinatorEvent | InputsStored | KeysWritten | None] = WakeupQueue()
-        self._host = HostExecutor(plane, control.channels.memory, self._on_broken)
+        self._host = HostExecutor(plane, self._on_broken)
         self._incoming = IncomingRequests(inputs, self._events.put)
         self._questions = KeyQuestions(keys, control.connections, self._events.put)
         self._uploads = ThreadPoolExecutor(1, "uploads")
@@ -168,7 +168,7 @@ class Server:
 
     def _on_time(self, now: float) -> None:
         self._handle(Tick(), now)
-        self._control.channels.give_back()
+        self._control.channels.listen_again()
         self._control.end_connections()
         self._control.throttle()
         self._shut_out(self._keys.ended())

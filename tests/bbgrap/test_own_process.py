@@ -1,5 +1,6 @@
-"""Files of a user's folder are no modules of what commands start, and which signals ask a process to end in order."""
+"""Files of a user's folder are no modules of what commands start, which signals ask a process to end in order, and memory that is kept."""
 
+import platform
 import signal
 import subprocess
 import sys
@@ -14,6 +15,26 @@ import subprocess
 from bbgrap.own_process import python_command
 print(subprocess.call([*python_command(), "-m", "json.tool", "-h"]))
 """
+FAULTS = """
+import resource, sys
+import numpy as np
+from bbgrap.own_process import keep_freed
+if len(sys.argv) > 1:
+    keep_freed()
+one, other = np.ones(3_000_000, np.uint8), np.ones(3_000_000, np.uint8)
+del one, other
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(100):
+    one, other = np.ones(3_000_000, np.uint8), np.ones(3_000_000, np.uint8)
+    del one, other
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="glibc has it")
+def test_what_was_freed_is_used_again_without_asking_the_system():
+    asked = [int(subprocess.run([sys.executable, "-c", FAULTS, *kept], capture_output=True, check=True).stdout) for kept in ((), ("kept",))]
+    assert asked[1] < 100 < asked[0]
 
 
 @pytest.mark.parametrize(("options", "status"), [(["-P"], "0"), ([], "1")])

@@ -65,13 +65,11 @@ def test_a_request_runs_again_on_another_node_when_the_client_has_its_answer():
     wire = stream("a", "b")
     call = wire.run(payload=(b"input",))
     first = only_start(wire)
-    assert first.client == b""  # its outputs must not be where the client can write
     wire.finish_requests()
     (second,) = wire.started.values()
     wire.deliver_all()
     assert isinstance(wire.answer(call), c.RunResult)
     assert second.payload == first.payload == (b"input",)
-    assert type(second.payload[0]) is bytes
     assert not {*wire.nodes_of(first)} & {*wire.nodes_of(second)}
     wire.settle()
     assert seen_of(wire) == {"a": (1, 0), "b": (1, 0)}
@@ -284,16 +282,6 @@ def test_what_cannot_be_compared_is_counted_and_names_nobody():
 def request_of(number, payload=()):
     message = c.RunModel(1, "ab" * 32, 1.0, (), payload)
     return Request(number, (b"x", 1), message, None, 0.0, Tracker(Lifecycle.REQUEST, "r"), 0.0)
-
-
-def test_a_client_cannot_change_its_inputs_between_two_runs(monkeypatch):
-    verifier, memory = Wire(ALL).coordinator.requests.verifying, bytearray(b"input")
-    monkeypatch.setattr(verifying, "MAX_BYTES", 5)
-    request, larger = request_of(1, (memoryview(memory),)), request_of(2, (bytes(6),))
-    assert verifier.draw(request)
-    memory[:] = b"other"
-    assert request.message.payload == (b"input",)
-    assert not verifier.draw(larger)
 
 
 def drawn(settings, count=4000):

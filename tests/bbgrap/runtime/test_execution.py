@@ -41,9 +41,9 @@ class Counting(SlicePlan):
         self.begun = 0
         self.placed = []
 
-    def begin(self, step, empty=np.empty):
+    def begin(self, step):
         self.begun += 1
-        return super().begin(step, empty)
+        return super().begin(step)
 
     def copier(self, step, part, box):
         copy = super().copier(step, part, box)

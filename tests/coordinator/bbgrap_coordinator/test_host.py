@@ -1,7 +1,6 @@
 """The host's part of a request, on the in-process data plane."""
 
 import time
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -114,52 +113,6 @@ def test_only_payloads_of_running_requests_get_memory(host):
     assert admitted(16)
     assert not any([admitted(17), admitted(16, source=0), admitted(16, epoch=6), admitted(16, request=4), admitted(16, message=2)])
     assert not host.plane.admit(b"x", 16, "")
-
-
-def test_an_answer_is_put_where_it_is_on_its_way_to_the_client(network):
-    asked, room = [], memoryview(bytearray(16))
-
-    def memory(client, nbytes):
-        asked.append((client, nbytes))
-        return room if client == b"near" else None
-
-    plane = network.plane()
-    host = HostExecutor(plane, memory)
-    host.install(HostDeploy(7, SCHEDULE, PEERS))
-    header = Frame(Kind.DATA, 1, 7, 5, 1).to_bytes()
-    for client, place in ((b"near", room), (b"far", True)):
-        host.start(StartRequest(7, 5, (HEADER,), (X.data.cast("B"),), client=client))
-        assert plane.admit(header, 16, "") is place
-        assert plane.admit(header, 17, "") is False
-    assert asked == [(b"near", 16), (b"far", 16)]
-
-
-def test_parts_that_are_joined_with_others_need_no_such_place(network):
-    halves = ((LocalPart(1, (((0, 2),),)), (((0, 2),),)), (LocalPart(1, (((2, 4),),)), (((2, 4),),)))
-    plane = network.plane()
-    host = HostExecutor(plane, lambda client, nbytes: pytest.fail("it is not where the answer will be"))
-    host.install(HostDeploy(7, replace(SCHEDULE, steps=(*SCHEDULE.steps[:2], LocalJoin(2, halves))), PEERS))
-    host.start(StartRequest(7, 5, (HEADER,), (X.data.cast("B"),), client=b"near"))
-    assert plane.admit(Frame(Kind.DATA, 1, 7, 5, 1).to_bytes(), 16, "") is True
-
-
-@pytest.mark.parametrize(("client", "near"), [(b"near", True), (b"far", False)])
-def test_large_outputs_are_joined_where_they_are_on_their_way_to_the_client(network, client, near):
-    count = 1 << 16
-    room = memoryview(bytearray(4 * count))
-    spec = BufferSpec("y", DType.FLOAT, (count,))
-    pieces = tuple((LocalPart(n, None), (((n * count // 2, (n + 1) * count // 2),),)) for n in range(2))
-    halves = tuple(replace(spec, shape=(count // 2,)) for _ in pieces)
-    steps = (LocalReceive(1, 0, (0,)), LocalReceive(2, 1, (1,)), LocalJoin(2, pieces))
-    plane = network.plane()
-    host = HostExecutor(plane, lambda asked, nbytes: room if asked == b"near" and nbytes == len(room) else None)
-    host.install(HostDeploy(7, Schedule(2, 2, (*halves, spec), steps, (), (2,)), PEERS))
-    host.start(StartRequest(7, 5, (), (), client=client))
-    half = np.arange(count // 2, dtype=np.float32)
-    assert host.accept(Arrival(Frame(Kind.DATA, 0, 7, 5, 1).to_bytes(), half.data.cast("B"), "")) is None
-    done = host.accept(Arrival(Frame(Kind.DATA, 1, 7, 5, 2).to_bytes(), (-half).data.cast("B"), ""))
-    assert np.frombuffer(done.payload[0], np.float32).tolist() == [*half.tolist(), *(-half).tolist()]
-    assert np.shares_memory(np.frombuffer(done.payload[0], np.uint8), np.frombuffer(room, np.uint8)) is near
 
 
 def test_a_recorded_request_is_begun_with_that_word_and_followed_by_the_clock(host, agents):
