@@ -1,1 +1,1 @@
-"""The planner that looks for the fastest plan: candidates, a search among their mixtures, and improvement against the clock."""
+"""The planner that looks for the fastest plan: candidates, and improvement of the best of them against the clock."""

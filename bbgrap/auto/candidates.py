@@ -55,7 +55,7 @@ OWN = frozenset({"bbgrap", "single", "widest"})
 
 @dataclass(frozen=True)
 class Candidate:
-    """A whole plan with a name for people, its kind (the split it follows, `alone`, `planner` or `mixture`), and what it is worth.
+    """A whole plan with a name for people, its kind (the split it follows, `alone` or `planner`), and what it is worth.
 
     `is_plain`: one of the other planners makes it, too. `planner` is the one that was asked for it, if one was.
     """
@@ -95,7 +95,7 @@ class Candidates:
 
     @property
     def _enough(self) -> bool:
-        """Whether the rest of the budget must be left for mixing and improving."""
+        """Whether the rest of the budget must be left for improving."""
         return self.evaluator.spent or self.evaluator.budget < KEPT * self._budget
 
     def collect(self) -> list[Candidate]:

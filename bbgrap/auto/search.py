@@ -1,8 +1,7 @@
 """`auto`: the plan with the least predicted time (or time per request of a stream, or memory) for this model on this cluster.
 
     1. candidates   every direction over every useful set of nodes, every other planner's plan, each node alone
-    2. mixture      per layer the tiles of one of them, by dynamic programming
-    3. improvement  of the best of both against the clock, stretch by stretch
+    2. improvement  of the best of them against the clock, stretch by stretch
 
 Of more than a few nodes, the fastest ones alone are searched, too, and the nodes alone that the best candidates use: one more node is not
 expected to make a plan slower.
@@ -16,13 +15,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from itertools import takewhile
 from math import inf
 
 from bbgrap.auto.candidates import LARGE, Candidate, Candidates
 from bbgrap.auto.evaluate import Evaluator, Score
 from bbgrap.auto.improve import improve
-from bbgrap.auto.mixtures import mixtures
 from bbgrap.cluster import Cluster
 from bbgrap.graph import Graph
 from bbgrap.planners.options import PlanOptions
@@ -32,7 +29,7 @@ from bbgrap.tdl import Descriptions
 
 INGREDIENTS = 8
 LARGE_INGREDIENTS = 4
-"""So many candidates are mixed, of small and of large plans: chosen."""
+"""So many candidates are what stretches may be changed to, of small and of large plans: chosen."""
 
 STARTS = 2
 """So many plans are improved, the best ones."""
@@ -133,7 +130,7 @@ def _hopeless(candidates: list[Candidate]) -> frozenset[str]:
 
 @dataclass(frozen=True, slots=True)
 class _Search:
-    """What was found over some nodes, before it is mixed and improved; the best candidate is first."""
+    """What was found over some nodes, before it is improved; the best candidate is first."""
 
     evaluator: Evaluator
     candidates: list[Candidate]
@@ -149,17 +146,12 @@ class _Search:
         return replace(self, evaluator=inner, candidates=Candidates(inner, self.hopeless, self.searched).collect())
 
     def end(self) -> Candidate:
-        """Return the best of what mixing the candidates and improving the best of them leads to."""
+        """Return what improving the best candidates leads to."""
         evaluator, candidates = self.evaluator, self.candidates
         if len(evaluator.devices) == 1 or evaluator.spent:
             return candidates[0]
         chosen = ingredients(candidates, LARGE_INGREDIENTS if evaluator.size > LARGE else INGREDIENTS)
-        mixed = [
-            Candidate("a mixture", "mixture", tiles, evaluator.score(tiles))
-            for tiles in takewhile(lambda _: not evaluator.is_late, mixtures(evaluator, chosen))
-        ]
-        starts = sorted([*mixed, *candidates[:STARTS]], key=lambda candidate: candidate.score)[:STARTS]
-        ended = [(improve(evaluator, start.tiles, start.score, chosen), start) for start in starts]
+        ended = [(improve(evaluator, start.tiles, start.score, chosen), start) for start in candidates[:STARTS]]
         best, start = min(ended, key=lambda pair: pair[0].score)
         name = start.name + (f", improved in {best.moves} move{'s' * (best.moves != 1)}" if best.moves else "")
         return replace(start, name=name, tiles=best.tiles, score=best.score)
@@ -171,7 +163,7 @@ def _near(best: Score) -> Score:
 
 
 def ingredients(candidates: list[Candidate], count: int) -> list[Tiles]:
-    """Return the plans to mix: the best of every kind first, then the best of what is left."""
+    """Return the plans whose tiles are tried: the best of every kind first, then the best of what is left."""
     kinds: dict[str, Candidate] = {}
     for candidate in candidates:
         kinds.setdefault(candidate.kind, candidate)
