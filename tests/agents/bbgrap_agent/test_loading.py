@@ -5,7 +5,9 @@ import logging
 import sys
 import threading
 import time
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
+from multiprocessing import get_context
 from pathlib import Path
 
 import numpy as np
@@ -85,7 +87,14 @@ def test_weights_are_in_memory_once_while_they_are_packed(tmp_path):
 
 @counts_memory
 def test_a_convolution_takes_no_more_while_it_is_loaded_than_plans_count(tmp_path):
-    store, channels = WeightStore(tmp_path), ROWS // 2
+    with ProcessPoolExecutor(1, get_context("spawn")) as fresh:  # what others have freed here may be taken first, or not
+        most, counted, weight_bytes = fresh.submit(load_of_a_convolution, tmp_path).result()
+    assert most < counted + weight_bytes // 2
+
+
+def load_of_a_convolution(folder: Path) -> tuple[int, int, int]:
+    """Load a convolution: how many bytes that takes at most, what plans count, and how large its weights are."""
+    store, channels = WeightStore(folder), ROWS // 2
     weight = np.ones((channels, channels, 2, 2), np.float32)
     maps = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, channels, s, s]) for name, s in (("x", 3), ("y", 2))]
     graph = helper.make_graph([helper.make_node("Conv", ["x", "w"], ["y"])], "maps", maps[:1], maps[1:], [external(weight)])
@@ -96,7 +105,7 @@ def test_a_convolution_takes_no_more_while_it_is_loaded_than_plans_count(tmp_pat
     plain = deploy((segment,))
     buffers = tuple(BufferSpec(name, DType.FLOAT, (1, channels, s, s)) for name, s in (("x", 3), ("y", 2)))
     message = replace(plain, schedule=replace(plain.schedule, buffers=buffers))
-    assert most_taken_while_loaded(message, store) < segment.weight_bytes + segment.bytes_while_loaded + weight.nbytes // 2
+    return most_taken_while_loaded(message, store), segment.weight_bytes + segment.bytes_while_loaded, weight.nbytes
 
 
 def most_taken_while_loaded(message: Deploy, store: WeightStore) -> int:
