@@ -190,7 +190,7 @@ class Blame:
             plan.quarantines += 1
             since = "since it has answered before" if plan.is_proven else "since there may be more memory later"
             why = f"{why}; {since}, only for {seconds:g} s"
-        done: list[CoordinatorInstruction] = [Log(f"{plan.called}: {why}", event="given up", model=plan.model)]
+        done: list[CoordinatorInstruction] = [Log(f"{plan.called}: {why}", is_warning=True, event="given up", model=plan.model)]
         if request is not None and request.number in self.requests.open:
             done += self.requests.table.fail(request.number, "failed", Fault.EXECUTION, f"request {request.number}: {why}")
         for each in self._alike(plan):

@@ -61,7 +61,7 @@ class RequestRecovery:
         """Go on without a variant that a node cannot load; if its plan misses it, there is none for its world for a while."""
         plan = variant.plan
         text = f"{plan.called}: {variant.name} is given up: {reason}"
-        told = Log(text, event="given up", node=node, model=plan.model, epoch=variant.epoch)
+        told = Log(text, is_warning=True, event="given up", node=node, model=plan.model, epoch=variant.epoch)
         done: list[CoordinatorInstruction] = [told, *self.drop(variant)]
         left = [other for other in plan.variants if other.job == variant.job]
         if plan.is_standby:

@@ -37,9 +37,9 @@ EventKind = Literal[
 ]
 """What happens to a cluster, as operators see it."""
 LOSSES: frozenset[EventKind] = frozenset(
-    {"lost", "refused", "worker lost", "link lost", "no plan", "given up", "stalled", "differed"},
+    {"lost", "refused", "worker lost", "link lost", "no plan", "stalled", "differed"},
 )
-"""What an operator may have to do something about."""
+"""What an operator may have to do something about, always; what is given up may only have been slower than the standby."""
 
 
 @dataclass(frozen=True, slots=True)
