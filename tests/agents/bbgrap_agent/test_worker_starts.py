@@ -72,4 +72,4 @@ def test_without_a_thread_there_is_no_broker(monkeypatch):
     before = psutil.Process().num_fds()
     monkeypatch.setattr(threading.Thread, "start", no_thread("memory broker"))
     assert memory_broker.start_broker() is None
-    assert psutil.Process().num_fds() == before
+    assert psutil.Process().num_fds() <= before  # others may give some back meanwhile
