@@ -199,10 +199,10 @@ class Nanny:
     def start_if_due(self, now: float) -> None:
         """Start a worker if there is none, and the last one is long enough ago."""
         if self._child is None and now >= self._due:
-            self._started += 1
             self.replaced = replaced_code()
             if self.replaced:
                 return
+            self._started += 1
             try:
                 self._child = _Child(self._started, self._listener, self._settings, self._put, self._identity)
             except (OSError, RuntimeError) as error:  # no memory, processes, descriptors or threads left: that may pass

@@ -6,7 +6,7 @@ as it is; the same profiles give the same speeds and shares.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from statistics import median
 
@@ -132,15 +132,15 @@ def as_slow_as_known(nodes: Sequence[NodeProfile]) -> tuple[NodeProfile, ...]:
 
     Where nothing is known of any, they stay as they are: all generic cores.
     """
-    slowest = max((node for node in nodes if node.work), key=_shared_seconds, default=None)
+    slowest = max((node for node in nodes if node.work), key=lambda node: _shared_seconds(speeds_of(node)), default=None)
     if slowest is None:
         return tuple(nodes)
     return tuple(node if node.work or node.share != 1 else replace(node, work=slowest.work) for node in nodes)
 
 
-def _shared_seconds(node: NodeProfile) -> float:
-    speeds = speeds_of(node)
-    return sum(count * speeds[kind].seconds_of(TYPICAL[kind]) for kind, count in SHARED_WORK.items())
+def _shared_seconds(speeds: Mapping[str, Speed], kinds: Collection[str] = tuple(SHARED_WORK)) -> float:
+    """Return how long the work takes that machines are compared by, or what of it is of these kinds."""
+    return sum(count * speeds[kind].seconds_of(TYPICAL[kind]) for kind, count in SHARED_WORK.items() if kind in kinds)
 
 
 def _faster(speed: Speed, factor: float) -> Speed:
@@ -160,9 +160,7 @@ def shares_of(nodes: Sequence[NodeProfile]) -> tuple[float, ...]:
     """
     known = [{speed.kind: speed for speed in node.work} for node in nodes]
     kinds = [kind for kind in SHARED_WORK if all(kind in speeds for speeds in known)]
-    seconds = [
-        sum(count * speeds[kind].seconds_of(TYPICAL[kind]) for kind, count in SHARED_WORK.items() if kind in kinds) for speeds in known
-    ]
+    seconds = [_shared_seconds(speeds, kinds) for speeds in known]
     if any(node.share != 1 for node in nodes) or not kinds or not min(seconds) > 0:
         return tuple(node.share for node in nodes)
     shares: dict[int, float] = {}

@@ -16,7 +16,8 @@ from bbgrap.runtime.schedule import Schedule, reading_of
 
 _PACKED = {(DType.FLOAT, 2), (DType.UINT8, 3)}
 """Types and numbers of axes of what kernels of products pack."""
-_MAP_AXES = 4
+MAP_AXES = 4
+"""Of maps, [N, C, H, W], and of the weights of their convolutions."""
 _MORE_COPIES = 3
 """Of the weights of a convolution of maps while onnxruntime lays them out anew, one convolution after the other: measured."""
 
@@ -34,7 +35,7 @@ def bytes_while_loaded(weights: Collection[TensorType]) -> int:
     which takes further copies of the largest, those of float16 are converted.
     """
     copied = sum(kind.nbytes for kind in weights if not _is_packed(kind))
-    laid_out = max((kind.nbytes for kind in weights if kind.dtype is DType.FLOAT and len(kind.shape or ()) == _MAP_AXES), default=0)
+    laid_out = max((kind.nbytes for kind in weights if kind.dtype is DType.FLOAT and len(kind.shape or ()) == MAP_AXES), default=0)
     return max(copied + _MORE_COPIES * laid_out, max((kind.nbytes for kind in weights), default=0))
 
 

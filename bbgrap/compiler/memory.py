@@ -13,16 +13,15 @@ from collections.abc import Collection, Iterable
 from math import prod
 
 from bbgrap.cluster import Cluster
-from bbgrap.compiler.artifacts import Artifacts, bytes_while_loaded, packed_bytes
+from bbgrap.compiler.artifacts import MAP_AXES, Artifacts, bytes_while_loaded, packed_bytes
 from bbgrap.graph import Graph, TensorType
 from bbgrap.program.steps import Apply, Buffer, Compute, DeviceProgram, Op, Program, reads_of
 from bbgrap.program.steps import writes_of as written_by
 from bbgrap.runtime.schedule import Schedule, last_reads, writes_of
 
-CHANNEL_BLOCK = 16
+_CHANNEL_BLOCK = 16
 """Channels that onnxruntime's kernels of convolutions keep together with AVX-512. Measured: between two convolutions maps of 3 channels
 take what 19 do, of 16 what 31 do, of 20 what 47 do."""
-_MAP_AXES = 4
 
 LEAST_STANDBY_BYTES = 64 << 20
 """What a standby takes at least besides its weights: activations of small inputs, and onnxruntime's own. Chosen."""
@@ -53,9 +52,9 @@ def largest_layer_bytes(program: Program, device: DeviceProgram) -> int:
 def _made_bytes(program: Program, op: Apply, made: Buffer) -> int:
     """Return the bytes of what an operation makes. Kernels of convolutions make channels in blocks: maps of 3 take as much as of 16."""
     nbytes, shape = program.buffer_bytes(made), made.region.shape
-    if program.graph.node_by_name[op.node].op != "Conv" or len(shape) != _MAP_AXES or not shape[1]:
+    if program.graph.node_by_name[op.node].op != "Conv" or len(shape) != MAP_AXES or not shape[1]:
         return nbytes
-    return nbytes // shape[1] * -(-shape[1] // CHANNEL_BLOCK) * CHANNEL_BLOCK
+    return nbytes // shape[1] * -(-shape[1] // _CHANNEL_BLOCK) * _CHANNEL_BLOCK
 
 
 def needed_bytes(program: Program, artifacts: Artifacts) -> tuple[int, ...]:

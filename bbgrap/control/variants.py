@@ -31,7 +31,7 @@ DRIFT = 0.2
 TRIAL_SHARE = 20
 """While variants are timed again, one request in so many takes another variant than the one that serves."""
 RIVAL_SHARE = 2
-"""So are every second one while the serving one takes longer than the others did: trials of them cost nothing then."""
+"""So does every second one while the serving one takes longer than the others did, or nothing is known: trials cost nothing then."""
 TRIALS = 6
 """Live requests per variant in such a comparison; the first one finds cold caches and is not counted."""
 GAIN = 0.05

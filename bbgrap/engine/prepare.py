@@ -122,21 +122,20 @@ def fit(graph: Graph, cluster: Cluster, options: PlanOptions) -> tuple[Forecast,
     Raises:
         PlanError: if no plan exists, or none that fits.
     """
-    refused: list[str] = []
-    tried: dict[str, list[str]] = {}
+    refused: dict[str, str] = {}
     for words, candidate, within in _attempts(cluster, options):
         start = time.perf_counter()
         forecast = plan_graph(graph, within, candidate)
         search_s = time.perf_counter() - start
-        changed = [*refused, f"planned instead: {words}"] if refused else []
+        changed = [*(f"{way}: {lacks}" for way, lacks in refused.items()), f"planned instead: {words}"] if refused else []
         planned = variant_of(forecast.compiled.plan.planner, forecast, search_s, changed)
         faults = lacks_of((planned,), cluster)
         if not faults:
             return forecast, planned
-        refused.append(f"{words}: {', '.join(faults)}")
-        tried.setdefault(", ".join(faults), []).append(words)
-    lacks = "; ".join(f"{' and '.join(ways)}: {faults}" for faults, ways in tried.items())
-    raise PlanError(f"model '{graph.name}': it fits the memory of these nodes in no split; {lacks}")
+        refused[words] = ", ".join(faults)
+    alike = {lacks: [way for way, those in refused.items() if those == lacks] for lacks in refused.values()}
+    told = "; ".join(f"{' and '.join(ways)}: {lacks}" for lacks, ways in alike.items())
+    raise PlanError(f"model '{graph.name}': it fits the memory of these nodes in no split; {told}")
 
 
 def _attempts(cluster: Cluster, options: PlanOptions) -> Iterator[tuple[str, PlanOptions, Cluster]]:

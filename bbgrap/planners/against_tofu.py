@@ -64,9 +64,7 @@ def plan_allrow_greedy(graph: Graph, cluster: Cluster, options: PlanOptions, des
     choices = Choices(graph, descriptions, levels, alternatives)
     chosen: dict[str, int] = {}
     for node in graph.nodes:
-        earlier = [edge for edge in choices.around[node.name] if edge.consumer == node.name]
-        costs = sum((choices.cost(edge)[chosen[edge.producer]] for edge in earlier), start=choices.node_costs[node.name])
-        chosen[node.name] = int(costs.argmin())
+        chosen[node.name] = int(choices.cost_of_earlier(node.name, chosen).argmin())
     return choices.plan_tiles(chosen)
 
 

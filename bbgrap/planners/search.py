@@ -18,7 +18,6 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,8 +31,6 @@ from bbgrap.shapemap import ShapeMap
 from bbgrap.tdl import Descriptions
 
 Integers = NDArray[np.int64]
-Costs = NDArray[Any]
-"""Bytes (integers) or seconds (floats)."""
 
 PASSES = 3
 """Passes over all nodes from every start: chosen; the third one rarely changes anything."""
@@ -51,16 +48,27 @@ class Edge:
     value: str
 
 
-class TileChoices:
-    """Options of every node, each a set of tiles, and what each pair of options of neighbours costs: here the bytes that are fetched."""
+class Choices:
+    """Options of every node, and the bytes that each pair of options of neighbours fetches.
 
-    def __init__(self, pieces: Pieces, count: int, tiles: Mapping[str, Sequence[tuple[Tile, ...]]]) -> None:
-        """Choose for `count` devices among these tiles."""
-        self.graph = pieces.graph
-        self.pieces = pieces
-        self.count = count
-        self.tiles = tiles
-        self.cost = cache(self.edge_cost)
+    Options are placements: those of every described node; one without any computes whole on the strongest machine.
+    """
+
+    def __init__(self, graph: Graph, descriptions: Descriptions, levels: Levels, options: Mapping[str, Sequence[Placements]]) -> None:
+        self.graph = graph
+        self.descriptions = descriptions
+        self.levels = levels
+        self.options = options
+        self.pieces = Pieces(graph, descriptions)
+        self.count = levels.count
+        self.tiles = {node.name: self._tiles(node) for node in graph.nodes}
+        self.cost = cache(self._edge_cost)
+
+    def _tiles(self, node: Node) -> tuple[tuple[Tile, ...], ...]:
+        description = self.descriptions[node.name]
+        if description is None:
+            return ((Tile(self.levels.root, whole_output(self.graph, node)),),)
+        return tuple(tiles_of(self.levels, description, placements) for placements in self.options[node.name])
 
     @cached_property
     def edges(self) -> tuple[Edge, ...]:
@@ -82,15 +90,11 @@ class TileChoices:
             found[edge.consumer].append(edge)
         return {name: tuple(edges) for name, edges in found.items()}
 
-    def edge_cost(self, edge: Edge) -> Costs:
-        """Return what an edge costs: [option of the producer, option of the consumer]."""
-        return np.asarray(self.missing(edge).sum(2))
-
-    def missing(self, edge: Edge) -> Integers:
-        """Return the bytes that every device has to fetch over an edge: [option of the producer, option of the consumer, device]."""
+    def _edge_cost(self, edge: Edge) -> Integers:
+        """Return the bytes that all devices have to fetch over an edge: [option of the producer, option of the consumer]."""
         kind = self.graph.types[edge.value]
         if not kind.shape:
-            return np.zeros((len(self.tiles[edge.producer]), len(self.tiles[edge.consumer]), self.count), dtype=np.int64)
+            return np.zeros((len(self.tiles[edge.producer]), len(self.tiles[edge.consumer])), dtype=np.int64)
         held = self._boxes([self._held(edge, tiles) for tiles in self.tiles[edge.producer]], len(kind.shape))
         need = self._boxes(list(self._needs(edge)), len(kind.shape))
         low = np.maximum(held[:, None, :, :, 0], need[None, :, :, :, 0])
@@ -98,7 +102,7 @@ class TileChoices:
         common = np.clip(high - low, 0, None).prod(3)
         wanted = (need[..., 1] - need[..., 0]).prod(2)
         parts = np.array([len({tile.part for tile in tiles}) for tiles in self.tiles[edge.producer]])
-        return np.asarray((parts[:, None, None] * wanted[None, :, :] - common) * kind.dtype.itemsize)
+        return np.asarray((parts[:, None, None] * wanted[None, :, :] - common).sum(2) * kind.dtype.itemsize)
 
     def _held(self, edge: Edge, tiles: tuple[Tile, ...]) -> dict[int, ShapeMap]:
         """Return what every device holds of the value: its tile, or the whole of an output that is not the first."""
@@ -130,17 +134,23 @@ class TileChoices:
     def best(self) -> dict[str, int]:
         """Return the number of the option for every node: of all starts, the one from which the passes get furthest."""
         tree = self._on_tree()
-        return min(map(self._improved, (tree, *self.starts(tree))), key=self.total)
+        return min(map(self._improved, (tree, *self._uniform(tree))), key=self.total)
 
-    def starts(self, tree: Mapping[str, int]) -> Iterator[dict[str, int]]:
-        """Yield choices to start from, besides the best one on the tree: none."""
-        yield from ()
+    def _uniform(self, tree: Mapping[str, int]) -> Iterator[dict[str, int]]:
+        """Yield choices of the same placements for all nodes that have them, the commonest first."""
+        common = Counter(placements for of in self.options.values() for placements in of)
+        for placements, _ in common.most_common(STARTS):
+            yield {name: self._number_of(name, placements, number) for name, number in tree.items()}
+
+    def _number_of(self, name: str, placements: Placements, otherwise: int) -> int:
+        options = self.options.get(name, ())
+        return options.index(placements) if placements in options else otherwise
 
     def _on_tree(self) -> dict[str, int]:
         parents: dict[str, Edge] = {}
         for edge in self.edges:
             parents.setdefault(edge.consumer, edge)
-        below = dict(self.node_costs)
+        below = {name: self._nothing(name) for name in self.tiles}
         for node in reversed(self.graph.nodes):
             if node.name in parents:
                 edge = parents[node.name]
@@ -166,52 +176,27 @@ class TileChoices:
                 break
         return chosen
 
-    def cost_around(self, name: str, chosen: Mapping[str, int]) -> Costs:
+    def cost_around(self, name: str, chosen: Mapping[str, int]) -> Integers:
         """Return what the edges of a node cost for each of its options; neighbours without a choice yet take what is best for it."""
-        total = self.node_costs[name]
+        total = self._nothing(name)
         for edge in self.around[name]:
             table = self.cost(edge) if edge.consumer == name else self.cost(edge).T
             other = edge.producer if edge.consumer == name else edge.consumer
             total = total + (table[chosen[other]] if other in chosen else table.min(0))
         return total
 
-    @cached_property
-    def node_costs(self) -> Mapping[str, Costs]:
-        """What each of every node's options costs by itself: nothing."""
-        return {name: np.zeros(len(tiles), dtype=np.int64) for name, tiles in self.tiles.items()}
+    def cost_of_earlier(self, name: str, chosen: Mapping[str, int]) -> Integers:
+        """Return what a node fetches for each of its options of the nodes before it, which have chosen."""
+        earlier = (edge for edge in self.around[name] if edge.consumer == name)
+        return sum((self.cost(edge)[chosen[edge.producer]] for edge in earlier), start=self._nothing(name))
 
-    def total(self, chosen: Mapping[str, int]) -> float:
-        """Return what a whole choice costs."""
-        nodes: float = sum(self.node_costs[name][number] for name, number in chosen.items())
-        edges: float = sum(self.cost(edge)[chosen[edge.producer], chosen[edge.consumer]] for edge in self.edges)
-        return nodes + edges
+    def _nothing(self, name: str) -> Integers:
+        return np.zeros(len(self.tiles[name]), dtype=np.int64)
+
+    def total(self, chosen: Mapping[str, int]) -> int:
+        """Return the bytes that a whole choice fetches."""
+        return int(sum(self.cost(edge)[chosen[edge.producer], chosen[edge.consumer]] for edge in self.edges))
 
     def plan_tiles(self, chosen: Mapping[str, int]) -> dict[str, tuple[Tile, ...]]:
         """Return the tiles of a choice."""
         return {name: self.tiles[name][number] for name, number in chosen.items()}
-
-
-class Choices(TileChoices):
-    """Options that are placements: those of every described node; one without any computes whole on the strongest machine."""
-
-    def __init__(self, graph: Graph, descriptions: Descriptions, levels: Levels, options: Mapping[str, Sequence[Placements]]) -> None:
-        self.descriptions = descriptions
-        self.levels = levels
-        self.options = options
-        super().__init__(Pieces(graph, descriptions), levels.count, {node.name: self._tiles(graph, node) for node in graph.nodes})
-
-    def _tiles(self, graph: Graph, node: Node) -> tuple[tuple[Tile, ...], ...]:
-        description = self.descriptions[node.name]
-        if description is None:
-            return ((Tile(self.levels.root, whole_output(graph, node)),),)
-        return tuple(tiles_of(self.levels, description, placements) for placements in self.options[node.name])
-
-    def starts(self, tree: Mapping[str, int]) -> Iterator[dict[str, int]]:
-        """Yield choices of the same placements for all nodes that have them, the commonest first."""
-        common = Counter(placements for of in self.options.values() for placements in of)
-        for placements, _ in common.most_common(STARTS):
-            yield {name: self._number_of(name, placements, number) for name, number in tree.items()}
-
-    def _number_of(self, name: str, placements: Placements, otherwise: int) -> int:
-        options = self.options.get(name, ())
-        return options.index(placements) if placements in options else otherwise

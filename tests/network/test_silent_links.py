@@ -14,6 +14,7 @@ import pytest
 
 from bbgrap.protocol.data import Frame, Kind
 from bbgrap.transport.tcp import TcpDataPlane
+from tests.network.namespaces import ip
 
 pytestmark = [pytest.mark.network, pytest.mark.timeout(120)]
 HOST, OURS, THEIRS = "bbgrap-silent", "10.78.0.1", "10.78.0.2"
@@ -30,10 +31,6 @@ while True:
         came += 1
         print(came, flush=True)
 """
-
-
-def ip(*words: str) -> None:
-    subprocess.run(["ip", *words], check=True, capture_output=True)
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from onnx import helper
 
+from tests.network.namespaces import two_hosts
 from tests.onnx_models import write_model
 from tests.waiting import until
 
@@ -32,33 +33,15 @@ print("answered")
 """
 
 
-def ip(*words: str) -> None:
-    subprocess.run(["ip", *words], check=True, capture_output=True)
-
-
 def inside(host: str, *words: str) -> list[str]:
     return ["ip", "netns", "exec", host, *words]
 
 
 @pytest.fixture
 def slow() -> Iterator[None]:
-    """Two namespaces; what comes to the second one does so at 1 Mbit/s."""
-    if os.geteuid() != 0:
-        pytest.fail("network namespaces need root")
-    try:
-        for host in ADDRESSES:
-            ip("netns", "add", host)
-        ip("link", "add", "eth0", "netns", HEAD, "type", "veth", "peer", "name", "eth0", "netns", FAR)
-        for host, address in ADDRESSES.items():
-            ip("-n", host, "addr", "add", f"{address}/24", "dev", "eth0")
-            ip("-n", host, "link", "set", "lo", "up")
-            ip("-n", host, "link", "set", "eth0", "up")
-        limit = ["tc", "-n", HEAD, "qdisc", "add", "dev", "eth0", "root", "tbf", "rate", "1mbit", "burst", "16kb", "latency", "200ms"]
-        subprocess.run(limit, check=True, capture_output=True)
+    """What comes to the second host does so at 1 Mbit/s."""
+    with two_hosts(ADDRESSES, {HEAD: ("rate", "1mbit", "burst", "16kb", "latency", "200ms")}):
         yield
-    finally:
-        for host in ADDRESSES:
-            subprocess.run(["ip", "netns", "del", host], check=False, capture_output=True)
 
 
 @pytest.mark.usefixtures("slow")

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.network.namespaces import ip, two_hosts
 from tests.waiting import until
 
 pytestmark = [pytest.mark.network, pytest.mark.timeout(180)]
@@ -20,30 +21,11 @@ COORDINATOR = "tcp://10.77.0.1:7070"
 TUNNEL, BEHIND = "bbgrap-t", ("10.79.0.1", "10.79.0.2")
 
 
-def ip(*words: str) -> None:
-    subprocess.run(["ip", *words], check=True, capture_output=True)
-
-
 @pytest.fixture
 def hosts() -> Iterator[None]:
-    """Two namespaces with a link of 1 Gb/s between them."""
-    if os.geteuid() != 0:
-        pytest.fail("network namespaces need root")
-    first, second = HOSTS
-    try:
-        for host in HOSTS:
-            ip("netns", "add", host)
-        ip("link", "add", "eth0", "netns", first, "type", "veth", "peer", "name", "eth0", "netns", second)
-        for host, address in HOSTS.items():
-            ip("-n", host, "addr", "add", f"{address}/24", "dev", "eth0")
-            ip("-n", host, "link", "set", "lo", "up")
-            ip("-n", host, "link", "set", "eth0", "up")
-            limit = ["tc", "-n", host, "qdisc", "add", "dev", "eth0", "root", "tbf", "rate", "1gbit", "burst", "64kb", "latency", "50ms"]
-            subprocess.run(limit, check=True, capture_output=True)
+    """Two hosts with a link of 1 Gb/s between them."""
+    with two_hosts(HOSTS, dict.fromkeys(HOSTS, ("rate", "1gbit", "burst", "64kb", "latency", "50ms"))):
         yield
-    finally:
-        for host in HOSTS:
-            subprocess.run(["ip", "netns", "del", host], check=False, capture_output=True)
 
 
 def start(host: str, log: Path, *command: str) -> subprocess.Popen[bytes]:
