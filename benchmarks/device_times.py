@@ -29,7 +29,7 @@ from bbgrap_agent.weights import WeightStore
 from bbgrap.compiler.artifacts import DeviceArtifacts
 from bbgrap.costmodel.clock import Act, Await, Busy, Post
 from bbgrap.errors import ExecutionError
-from bbgrap.graph.onnx_weight_files import FilePart
+from bbgrap.graph.mapped_files import FilePart
 from bbgrap.graph.types import Array, TensorType
 from bbgrap.protocol.data import Frame, Kind
 from bbgrap.protocol.message_layout import MessageLayout, pack, unpack

@@ -11,8 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from bbgrap.errors import ExecutionError
-from bbgrap.graph.mapped_files import read_head
-from bbgrap.graph.onnx_weight_files import FilePart
+from bbgrap.graph.mapped_files import FilePart, read_head
 from bbgrap.graph.weights import begin_digest
 from bbgrap.protocol.messages import Deploy
 

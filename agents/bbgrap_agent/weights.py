@@ -23,8 +23,7 @@ import numpy as np
 
 from bbgrap.doctor.cgroups import free_memory_bytes
 from bbgrap.errors import ExecutionError, RemoteProtocolError
-from bbgrap.graph.mapped_files import map_array
-from bbgrap.graph.onnx_weight_files import FilePart
+from bbgrap.graph.mapped_files import FilePart, map_array
 from bbgrap.graph.types import Array, DType, TensorType
 from bbgrap.graph.weights import digest_of
 from bbgrap.protocol.messages import WeightChunk

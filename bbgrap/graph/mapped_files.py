@@ -45,6 +45,15 @@ class _Mapping:
 
 
 @dataclass(frozen=True, slots=True)
+class FilePart:
+    """Bytes of a file, which is named without its folder: so many, from `begin` on."""
+
+    file: str
+    begin: int
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class Head:
     """What a file of numpy's says of its array, whose elements begin at `begin`, in bytes."""
 

@@ -6,24 +6,15 @@ One of the files that import onnx (see `onnx_io`).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import onnx
 
+from bbgrap.graph.mapped_files import FilePart
 from bbgrap.graph.onnx_external import detach
 from bbgrap.graph.onnx_tidy import bodies_of, captured_by, serialized
 
 _PACKING = frozenset({"Gemm", "MatMul", "MatMulNBits"})
 """Operators whose kernels pack their second operand when a model is loaded, and read it no more."""
-
-
-@dataclass(frozen=True, slots=True)
-class FilePart:
-    """Bytes of a file, which is named without its folder: so many, from `begin` on."""
-
-    file: str
-    begin: int
-    nbytes: int
 
 
 def with_files(model: bytes, parts: Mapping[str, FilePart], *, only_packed: bool = False) -> tuple[bytes, frozenset[str]]:

@@ -107,7 +107,7 @@ def _answering(
 
     async def answer(bodies: AsyncIterator[bytes], context: Any) -> Any:  # noqa: ANN401 - grpc ships no types
         try:
-            value = call(_message_in(await _first(bodies, awaited), request), context)
+            value = call(_message_in(await _only(bodies, awaited), request), context)
             if isawaitable(value):
                 value = await value
         except Exception as error:  # whatever it is, its sender gets an answer
@@ -127,7 +127,7 @@ def _short(reason: str) -> str:
     return text[:_MOST_REASON].decode("utf-8", "ignore") + (" ..." if len(text) > _MOST_REASON else "")
 
 
-async def _first(bodies: AsyncIterator[bytes], awaited: _Awaited) -> bytes:
+async def _only(bodies: AsyncIterator[bytes], awaited: _Awaited) -> bytes:
     limit = asyncio.timeout(BODY_S)
     try:
         async with limit:
@@ -135,7 +135,10 @@ async def _first(bodies: AsyncIterator[bytes], awaited: _Awaited) -> bytes:
             if len(awaited) > _MOST_AWAITED and not (oldest := next(iter(awaited))).expired():
                 del awaited[oldest]
                 oldest.reschedule(0.0)
-            return await anext(bodies)
+            body = await anext(bodies)
+            async for _ in bodies:  # else grpc before 1.83 takes the call for one that goes on, and counts it for ever
+                raise malformed("the call has more than one message")
+            return body
     except TimeoutError:
         raise RefusedError(Refusal.SLOW_BODY, f"the message did not come within {BODY_S:g} s, or others waited") from None
     except StopAsyncIteration:

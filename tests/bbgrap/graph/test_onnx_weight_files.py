@@ -3,7 +3,8 @@
 import onnx
 from onnx import TensorProto, helper
 
-from bbgrap.graph.onnx_weight_files import FilePart, with_files
+from bbgrap.graph.mapped_files import FilePart
+from bbgrap.graph.onnx_weight_files import with_files
 
 
 def weights(*names):
