@@ -29,4 +29,4 @@ def _get_command_line(**kwds: object) -> list[str]:
 
 
 spawn.get_command_line = _get_command_line
-multiprocessing.set_forkserver_preload(["__main__", __name__])
+multiprocessing.set_forkserver_preload([__name__])  # and not "__main__", which would come first, and take names of onnxruntime
