@@ -199,8 +199,8 @@ class Members:
         """The node on which no request begins that can run elsewhere, by name: it is to be measured."""
         self.ended: deque[int] = deque(maxlen=MAX_ENDED)
         """The latest runs that ended well: no worker is in a segment of one, whatever a heartbeat says that was on its way meanwhile."""
-        self._silenced: dict[str, tuple[float, float]] = {}
-        """When those were heard last that are gone since just now, and how long they could be silent, by name."""
+        self._silenced: dict[RoutingId, tuple[float, float]] = {}
+        """When those were heard last that are gone since just now, and how long they could be, by process."""
         self._numbers = settings.first_epoch
 
     def alive(self) -> tuple[Member, ...]:
@@ -233,15 +233,14 @@ class Members:
             return Refused(f"its data address {at} is that of '{other}'; give each its own --advertise or --data-port", retry=True)
         self._numbers += 1
         self.saw_agents = True
-        patience_s = self._patience_with(join, now)
-        member = Member(identity, join, self._numbers, now, patience_s, since=now, idle_since=now)
+        member = Member(identity, join, self._numbers, now, self._patience_with(identity, now), since=now, idle_since=now)
         self.by_identity[identity] = self.by_name[join.name] = member
         return member
 
-    def _patience_with(self, join: Join, now: float) -> float:
-        """Return how long an agent may be silent: twice as long as it was, if it has just been taken for dead and holds what it held."""
-        heard, patience_s = self._silenced.pop(join.name, (float("-inf"), DEAD_AFTER_S))
-        return max(patience_s, 2 * (now - heard)) if join.holds and now - heard <= STALL_S else DEAD_AFTER_S
+    def _patience_with(self, identity: RoutingId, now: float) -> float:
+        """Return how long an agent may be silent: twice as long as it was, if it has just been taken for dead and is the same process."""
+        heard, patience_s = self._silenced.pop(identity, (float("-inf"), DEAD_AFTER_S))
+        return max(patience_s, 2 * (now - heard)) if now - heard <= STALL_S else DEAD_AFTER_S
 
     def welcome(self, member: Member, keep: tuple[int, ...]) -> ToAgent:
         """Return the answer to a `Join`; of what the agent holds it shall keep these epochs."""
@@ -289,8 +288,8 @@ class Members:
 
     def remove(self, member: Member) -> None:
         """Take an agent out."""
-        self._silenced = {name: was for name, was in self._silenced.items() if was[0] >= member.heard - STALL_S}
-        self._silenced[member.name] = member.heard, member.dead_after_s
+        self._silenced = {identity: was for identity, was in self._silenced.items() if was[0] >= member.heard - STALL_S}
+        self._silenced[member.identity] = member.heard, member.dead_after_s
         del self.by_identity[member.identity], self.by_name[member.name]
 
     def known_of(self, member: Member) -> NodeProfile | None:

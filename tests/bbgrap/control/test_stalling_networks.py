@@ -7,7 +7,7 @@ from bbgrap.control.membership import STALL_S
 from bbgrap.planners.options import PlanOptions
 from bbgrap.protocol import client_messages as c
 from bbgrap.protocol import messages as m
-from tests.bbgrap.control.wire import ready_wire
+from tests.bbgrap.control.wire import joined_wire, ready_wire
 
 
 @pytest.fixture
@@ -41,6 +41,14 @@ def test_what_has_stalled_once_may_stall_as_long_again(wire):
         stall(wire, 0.8)
     assert losses(wire) == 1
     stall(wire, 1.2)
+    assert losses(wire) == 1
+
+
+def test_so_may_who_holds_nothing():
+    """On a busy machine agents that had not loaded anything yet were lost twice a second, and no plan was ever made."""
+    wire = joined_wire("a", "b")
+    for _ in range(5):
+        stall(wire, 0.8)
     assert losses(wire) == 1
 
 
