@@ -33,6 +33,8 @@ MAX_DEATHS = 2
 """Workers that a plan may end; then it is not tried again."""
 FIRST_AGAIN_S = 2.0
 """How soon what could not be planned or loaded is tried again: a planner may have been ended, a machine short of memory for a while."""
+SLOWER_AGAIN_S = 60.0
+"""How soon what was slower than the standby is made again at first. Chosen: the standby answers meanwhile."""
 LAST_AGAIN_S = 600.0
 IN_USE_S = 60.0
 """How long after its last request a plan follows the agents, and is not released for another one."""
@@ -221,6 +223,8 @@ class ServedPlan:
     """Why it could not be made when that was tried last; `failed` is forgotten when it may be tried again."""
     failures: int = 0
     """How often in a row it could not be made."""
+    slower: int = 0
+    """How often in a row it was made, and was slower than the standby."""
     again_at: float = float("inf")
     """When what `failed` may be tried again, in seconds."""
     uncovered: dict[str, str] = field(default_factory=dict)
@@ -371,7 +375,12 @@ class ServedPlan:
     def wait(self, now: float) -> None:
         """Do not try again what has failed for a while, longer each time; what fails meanwhile, over other agents, counts with it."""
         self.failures = max(1, self.failures + (self.again_at == float("inf")))
-        self.again_at = now + min(LAST_AGAIN_S, FIRST_AGAIN_S * 2.0 ** min(self.failures - 1, 30))
+        self.again_at = now + _later_s(FIRST_AGAIN_S, self.failures)
+
+    def was_slower(self, now: float) -> None:
+        """Note that it could be made, and is not worth its place: it is made again later each time."""
+        self.failures, self.slower = 0, self.slower + 1
+        self.again_at = now + _later_s(SLOWER_AGAIN_S, self.slower)
 
     def try_again(self, now: float) -> None:
         """Forget what has failed if it is time to."""
@@ -391,3 +400,8 @@ class ServedPlan:
     def called(self) -> str:
         """Its model, as people and logs call it: by its file's name, and the first eight digits of its digest."""
         return f"model '{self.files[0].name.removesuffix('.onnx')}' ({self.model[:8]})"
+
+
+def _later_s(first_s: float, times: int) -> float:
+    """Return how long what has happened so often in a row is waited for, in seconds: twice as long as the time before."""
+    return min(LAST_AGAIN_S, first_s * 2.0 ** min(times - 1, 30))

@@ -30,8 +30,6 @@ SLOWER = 10.0
 """How much longer than predicted a model may take to prove that it ends. Chosen: a core that ten programs share."""
 UNASKED_S = 4.0
 """How long it may take beyond that where nobody waits for its plan. Chosen: an agent is not to be taken for longer."""
-AS_FAILURES = 5
-"""A plan that is slower than the standby is as one that failed so often before: the next is made a minute later. Chosen."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,8 +197,7 @@ class SyntheticRequests:
         if medians and (why := slower_than_standby(plan, min(medians.values()))):
             # Little was known of the nodes, or it was wrong.
             self._release_turn(self._rest_until)
-            plan.failures = max(plan.failures, AS_FAILURES)
-            plan.wait(now)
+            plan.was_slower(now)
             return give_up(plan, [variant for variant in plan.variants if not variant.queue.running], why, self._loading)
         plan.trial.standby.clear()
         plan.policy.begin(medians)
@@ -208,6 +205,7 @@ class SyntheticRequests:
 
     def _serve(self, plan: ServedPlan) -> list[CoordinatorInstruction]:
         plan.serves = True
+        plan.slower = 0
         if not plan.failed:
             plan.failures = 0
         # Who waited for its last synthetic request begins before that of another plan.

@@ -9,7 +9,7 @@ from bbgrap.control import coordinator_instructions, eviction, planning
 from bbgrap.control.plan_trial import TRIALS
 from bbgrap.control.planned_variant import SCALED_FROM
 from bbgrap.control.planning import EARNED, ONE_NODE, standby_key
-from bbgrap.control.plans import IN_USE_S
+from bbgrap.control.plans import FIRST_AGAIN_S, IN_USE_S
 from bbgrap.control.scaled_plans import SEARCH_EVERY_S
 from bbgrap.protocol import client_messages as c
 from tests.bbgrap.control.shapes import AUTO, BOTH, FIRST, SECOND, THIRD, A, B, Story, planned
@@ -134,6 +134,22 @@ def test_one_that_was_searched_for_and_is_slower_than_the_standby_does_not_serve
     story.wire.settle_for(10.0)
     assert len(story.wire.jobs) == 2
     assert story.served(FIRST, 3) == [BOTH] * 3
+
+
+def test_a_planner_that_fails_after_a_plan_was_slower_than_the_standby_is_asked_again_as_soon_as_any():
+    """It counted as its seventh failure in a row: no plan was made over all agents for another minute (simulation 43065412)."""
+    story = Story(both=0.03, alone=0.02)
+    story.wire.seconds[B] = 0.01
+    searched_beside_standby(story)
+    assert story.plan(FIRST).variants == []
+    story.wire.plan = lambda job: ce.PlanFailed(job.job, c.Fault.EXECUTION, "its process was ended")
+    story.wire.add_agent("c")
+    story.served(FIRST)
+    story.wire.settle_for(0.5)
+    assert len(story.wire.jobs) == 2
+    story.wire.plan = planned
+    story.wire.settle_for(FIRST_AGAIN_S)
+    assert len(story.wire.jobs) == 3
 
 
 @pytest.mark.parametrize("waits", [False, True])
