@@ -139,7 +139,8 @@ class CoordinatorMachine:
         match event:
             case FromPeer(identity, message):
                 return self._on_message(identity, message, now)
-            case Tick():
+            case Tick(moving):
+                self.members.moved(moving, now)
                 return self._on_tick(now)
             case ChunkWritten():
                 return self.uploads.written(event)

@@ -25,7 +25,12 @@ class FromPeer:
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """Time passed, and every message that had arrived before has been handled."""
+    """Time passed, and every message that had arrived before has been handled.
+
+    `moving` are those from or to whom tensors were on their way since the last one, by fingerprint, as far as that is known.
+    """
+
+    moving: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ Laws: a name belongs to one living agent; an agent that was silent for its `dead
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from bbgrap.cluster.names import name_order
@@ -75,7 +75,7 @@ class Member:
     beat: Heartbeat = field(default_factory=Heartbeat)
     """Its latest heartbeat."""
     idle_since: float = 0.0
-    """Since when its worker has computed nothing, in seconds."""
+    """Since when its worker has computed nothing, and nothing was on its way from or to it, in seconds."""
     far_s: float | None = None
     """How long a first message may be on its way there; None until it has answered its `Welcome`, which it does at once."""
     finished: int = 0
@@ -277,6 +277,12 @@ class Members:
             member.back_at = now if member.is_quiet(now) else member.back_at
             member.heard = now
         return member
+
+    def moved(self, fingerprints: Collection[str], now: float) -> None:
+        """Note who is not idle, whatever its worker does: tensors are on their way there, or from there."""
+        for member in self.by_name.values():
+            if member.join.fingerprint in fingerprints:
+                member.idle_since = now
 
     def silent(self, now: float) -> list[Member]:
         """The agents that were not heard for too long."""

@@ -24,7 +24,7 @@ _PROBES = 3
 
 _INFO = struct.Struct("=8B24I4Q3I")
 """The head of Linux's `struct tcp_info`, since 4.6; times are in milliseconds, the round trip's in microseconds."""
-_PROBES_AT, _UNACKED_AT, _LAST_ACK_AT, _ROUND_TRIP_AT, _ACKED_AT, _RECEIVED_AT, _UNSENT_AT = 3, 12, 20, 23, 34, 35, 38
+_PROBES_AT, _UNACKED_AT, _LAST_ACK_AT, _ROUND_TRIP_AT, _ACKED_AT, _RECEIVED_AT, _PACKETS_AT, _UNSENT_AT = 3, 12, 20, 23, 34, 35, 37, 38
 
 
 @dataclass(slots=True)
@@ -62,6 +62,12 @@ def acknowledged_bytes(connection: socket.socket) -> int | None:
     """Return how many bytes the other side of a connection has acknowledged; None where the system does not tell."""
     fields = _fields(connection)
     return None if fields is None else fields[_ACKED_AT]
+
+
+def received_packets(connection: socket.socket) -> int:
+    """Return how many packets have come over a connection, those behind a lost one and acknowledgements too; 0 if it is not told."""
+    fields = _fields(connection)
+    return 0 if fields is None else fields[_PACKETS_AT]
 
 
 def round_trip_s(connection: socket.socket) -> float:

@@ -25,7 +25,7 @@ from collections.abc import Sequence
 from bbgrap.protocol.addresses import split_address
 from bbgrap.protocol.messages import BytesLike
 from bbgrap.transport.data import OnBroken
-from bbgrap.transport.dead_peers import LOOK_S, detect_dead_peer, round_trip_s
+from bbgrap.transport.dead_peers import LOOK_S, detect_dead_peer, received_packets, round_trip_s
 from bbgrap.transport.memory_broker import MemoryClient
 from bbgrap.transport.name_resolver import NameResolver
 from bbgrap.transport.outgoing_connection import OutgoingConnection
@@ -67,6 +67,8 @@ class Outbox:
         self._on_broken = on_broken
         self._outgoing: dict[str, OutgoingConnection] = {}
         self._gone: list[OutgoingConnection] = []
+        self._heard: dict[OutgoingConnection, int] = {}
+        """How many packets had come when that was asked last, over connections on which something had not arrived yet."""
         self._lock = threading.Lock()
         self._calls: WakeupQueue[None] = WakeupQueue()
         self._names = NameResolver(self._named)
@@ -138,6 +140,13 @@ class Outbox:
         with self._lock:
             outgoing = self._outgoing.get(address)
             return 0.0 if outgoing is None or outgoing.socket is None else round_trip_s(outgoing.socket)
+
+    def moving(self) -> set[str]:
+        """Return the fingerprints of those to whom something is on its way, and who have acknowledged some since this was asked last."""
+        with self._lock:
+            waited = {each: each.socket for each in self._outgoing.values() if each.socket is not None and each.dead_peer.waits}
+            before, self._heard = self._heard, {each: received_packets(connection) for each, connection in waited.items()}
+            return {each.fingerprint for each, count in self._heard.items() if count > before.get(each, -1)}
 
     def lay_in(self, word: str, memory: PayloadWriter) -> None:
         """Lay payloads in memory that was asked for with a word; another connection than it was asked for has another word."""

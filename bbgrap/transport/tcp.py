@@ -28,7 +28,7 @@ from bbgrap.errors import BbgrapError, RemoteProtocolError, UsageError
 from bbgrap.protocol.addresses import split_address
 from bbgrap.protocol.messages import BytesLike
 from bbgrap.transport.data import Admit, Arrival, OnBroken, nobody_listens
-from bbgrap.transport.dead_peers import detect_dead_peer
+from bbgrap.transport.dead_peers import detect_dead_peer, received_packets
 from bbgrap.transport.framing import MessageReader, frame_head
 from bbgrap.transport.identity import TlsIdentity
 from bbgrap.transport.memory_broker import MADE, MemoryClient
@@ -116,6 +116,8 @@ class TcpDataPlane:
         if self._memories is not None:
             self._selector.register(self._memories.socket, selectors.EVENT_READ)
         self._callers: dict[_Caller, None] = {}
+        self._came: dict[_Caller, int] = {}
+        """How many packets had come when that was asked last."""
         self._computes = computes
         self._bring_much: dict[_Caller, None] = {}
         self._arrived: deque[Arrival] = deque()
@@ -142,6 +144,15 @@ class TcpDataPlane:
     def round_trip_s(self, address: str) -> float:
         """See `DataPlane.round_trip_s`."""
         return self._outbox.round_trip_s(address)
+
+    def moving(self) -> frozenset[str]:
+        """Return who has sent something, or said what has come of what it is sent, since this was asked last: by fingerprint.
+
+        Nobody on a plane without certificates, and on systems that do not tell; by the thread that receives.
+        """
+        before, self._came = self._came, {caller: received_packets(caller.socket) for caller in self._callers}
+        came = {caller.reader.peer for caller, count in self._came.items() if count > before.get(caller, 0)}
+        return frozenset(came | self._outbox.moving()) - {""}
 
     def receive(self, timeout_s: float | None, spin_s: float = 0.0) -> Arrival | None:
         """See `DataPlane.receive`."""

@@ -167,7 +167,7 @@ class Server:
         self._questions.close()
 
     def _on_time(self, now: float) -> None:
-        self._handle(Tick(), now)
+        self._handle(Tick(self._plane.moving()), now)
         self._control.channels.listen_again()
         self._control.end_connections()
         self._control.throttle()

@@ -1,4 +1,4 @@
-"""A client behind a link over which an answer takes longer than silence is borne (root, Linux; `make test-network`)."""
+"""Clients and agents behind links over which an answer takes longer than silence is borne (root, Linux; `make test-network`)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -31,44 +32,58 @@ with bbgrap.connect(timeout=30) as cluster:
 assert (y == np.tile(x, 30_000)).all()
 print("answered")
 """
+SLOW = ("rate", "1mbit", "burst", "16kb", "latency", "200ms")
 
 
 def inside(host: str, *words: str) -> list[str]:
     return ["ip", "netns", "exec", host, *words]
 
 
-@pytest.fixture
-def slow() -> Iterator[None]:
-    """What comes to the second host does so at 1 Mbit/s."""
-    with two_hosts(ADDRESSES, {HEAD: ("rate", "1mbit", "burst", "16kb", "latency", "200ms")}):
-        yield
-
-
-@pytest.mark.usefixtures("slow")
-def test_an_answer_that_takes_long_to_come_arrives(tmp_path: Path) -> None:
-    """The client cut its connection after 3 s in which no message was whole, and the answer came anew, for ever."""
+@contextmanager
+def cluster(folder: Path, agent: str) -> Iterator[tuple[Path, Callable[[str], subprocess.CompletedProcess[str]]]]:
+    """A coordinator on the first host and an agent on either; their log, and what asks a model from a host and returns what came of it."""
     model = write_model(
-        tmp_path / "model.onnx", [helper.make_node("Tile", ["x", "times"], ["y"])], {"x": [10]}, {"y": [300_000]}, {"times": TIMES}
+        folder / "model.onnx", [helper.make_node("Tile", ["x", "times"], ["y"])], {"x": [10]}, {"y": [300_000]}, {"times": TIMES}
     )
-    log, keys, started = tmp_path / "log", tmp_path / "state" / "keys", []
+    log, keys, started = folder / "log", folder / "state" / "keys", list[subprocess.Popen[bytes]]()
+
+    def ask(host: str) -> subprocess.CompletedProcess[str]:
+        settings = {**os.environ, "BBGRAP_COORDINATOR": COORDINATOR, "BBGRAP_TOKEN_FILE": str(keys / "local.token")}
+        asking = inside(host, sys.executable, "-c", CLIENT, str(model))
+        return subprocess.run(asking, capture_output=True, text=True, timeout=60, env=settings, check=False)
+
     with log.open("wb") as output:
 
-        def start(*words: str) -> None:
-            started.append(subprocess.Popen(inside(HEAD, *words), stdout=output, stderr=output))
+        def start(host: str, *words: str) -> None:
+            started.append(subprocess.Popen(inside(host, *words), stdout=output, stderr=output))
 
         try:
-            start("bbgrap-coordinator", "--bind", COORDINATOR, "--state-dir", str(tmp_path / "state"))
+            start(HEAD, "bbgrap-coordinator", "--bind", COORDINATOR, "--state-dir", str(folder / "state"))
             until(lambda: "coordinator at" in log.read_text(), why=log.read_text)
-            folders = ("--keys-dir", str(tmp_path / "keys"), "--cache-dir", str(tmp_path / "cache"))
-            start("bbgrap-agent", "--join", COORDINATOR, "--name", "near", "--token-file", str(keys / "join.token"), *folders)
-            until(lambda: "joined as 'near'" in log.read_text(), why=log.read_text)
-            began = time.monotonic()
-            settings = {**os.environ, "BBGRAP_COORDINATOR": COORDINATOR, "BBGRAP_TOKEN_FILE": str(keys / "local.token")}
-            asking = inside(FAR, sys.executable, "-c", CLIENT, str(model))
-            done = subprocess.run(asking, capture_output=True, text=True, timeout=60, env=settings, check=False)
-            assert done.stdout == "answered\n", done.stderr + log.read_text()
-            assert time.monotonic() - began > 8, "the link was not slow"
+            folders = ("--keys-dir", str(folder / "keys"), "--cache-dir", str(folder / "cache"))
+            start(agent, "bbgrap-agent", "--join", COORDINATOR, "--name", "one", "--token-file", str(keys / "join.token"), *folders)
+            until(lambda: "joined as 'one'" in log.read_text(), why=log.read_text)
+            yield log, ask
         finally:
             for process in reversed(started):
                 process.terminate()
                 process.wait(20)
+
+
+def test_an_answer_that_takes_long_to_come_arrives(tmp_path: Path) -> None:
+    """The client cut its connection after 3 s in which no message was whole, and the answer came anew, for ever."""
+    with two_hosts(ADDRESSES, {HEAD: SLOW}), cluster(tmp_path, HEAD) as (log, ask):
+        began = time.monotonic()
+        done = ask(FAR)
+        assert done.stdout == "answered\n", done.stderr + log.read_text()
+        assert time.monotonic() - began > 8, "the link was not slow"
+
+
+def test_what_an_agent_sends_over_a_slow_link_has_not_stalled(tmp_path: Path) -> None:
+    """It was run again and again, and what came late behind it was taken for a wall: 54 s for what takes 8."""
+    with two_hosts(ADDRESSES, {FAR: SLOW}), cluster(tmp_path, FAR) as (log, ask):
+        began = time.monotonic()
+        done = ask(HEAD)
+        assert done.stdout == "answered\n", done.stderr + log.read_text()
+        assert time.monotonic() - began > 8, "the link was not slow"
+        assert "stalled" not in log.read_text()

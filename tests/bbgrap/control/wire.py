@@ -84,6 +84,8 @@ class Wire:
     made: dict[int, tuple[PlannedVariant, ...]] = field(default_factory=dict)
     kept: dict[int, StoredPlan] = field(default_factory=dict)
     pingers: list[str] = field(default_factory=list)
+    moving: frozenset[str] = frozenset()
+    """The fingerprints of those from or to whom tensors are on their way."""
     calls: int = 0
     joined: int = 0
     epochs: int = 1
@@ -138,7 +140,7 @@ class Wire:
         for agent in list(self.agents.values()):
             if not agent.stopped:
                 self.to_agent(agent, ae.AgentTick())
-        self.to_coordinator(ce.Tick())
+        self.to_coordinator(ce.Tick(self.moving))
         self.carry_client(self.client.tick(self.now))
 
     def until_answered(self, call: int) -> c.FinalAnswer:
