@@ -52,7 +52,7 @@ AGENT: list[Any] = [
     m.WeightsMissing(7, (DIGEST,)),
     m.WeightStored(DIGEST, 5),
     m.Deployed(7),
-    m.DeploymentFailed(7, "no"),
+    m.DeploymentFailed(7, "no", (1, 2)),
     m.RequestFailed(7, 8, "no"),
     m.Recorded(7, 8, RECORD),
     m.Measured(1, PROFILE, ""),

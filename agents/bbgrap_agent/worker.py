@@ -277,7 +277,7 @@ class Worker:
             return self._loaded(epoch, peers, asked)
         names = ", ".join(f"'{peer.name}' at {peer.address}" for peer in silent)
         fault = f"no answer on the data plane from {names}; is it blocked, or advertised wrongly (--advertise)?"
-        return DeploymentLoaded(epoch, fault[:_REASON_CHARACTERS])
+        return DeploymentLoaded(epoch, fault[:_REASON_CHARACTERS], unreachable=tuple(peer.device for peer in silent))
 
     def _loaded(self, epoch: int, peers: Sequence[Peer], asked: Sequence[Peer]) -> DeploymentLoaded:
         unasked = self._answered.unasked(peers)

@@ -200,7 +200,8 @@ class AgentDeployments:
             # Released while it was loading: what was loaded goes again, and if it is wanted again it is loaded anew.
             return [Release(event.epoch), *([] if deployment is None else [_check(deployment.deploy)])]
         if event.fault:
-            return [*self.release(event.epoch, "load failed"), ToCoordinator(DeploymentFailed(event.epoch, event.fault))]
+            failed = DeploymentFailed(event.epoch, event.fault, event.unreachable)
+            return [*self.release(event.epoch, "load failed"), ToCoordinator(failed)]
         if event.missing:
             return _fetch(deployment, event.missing, now)
         deployment.tracker.move("loaded")

@@ -69,11 +69,15 @@ class WeightArrived:
 
 @dataclass(frozen=True, slots=True)
 class DeploymentLoaded:
-    """Answer to `Deploy`: it is loaded, or `fault`; or these weights are `missing`, which were here when it was checked."""
+    """Answer to `Deploy`: it is loaded, or `fault`; or these weights are `missing`, which were here when it was checked.
+
+    `unreachable` are the devices that it sends to and that gave no answer, where that is the fault.
+    """
 
     epoch: int
     fault: str = ""
     missing: tuple[str, ...] = ()
+    unreachable: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -254,7 +254,8 @@ class CoordinatorMachine:
                 variant = self.loading.by_epoch.get(message.epoch)
                 if variant is None or member.name not in variant.parts:
                     return []
-                return self._on_deployment_failed(member, variant, message.reason, now)
+                apart = self.faults.unanswered(member, variant, message.unreachable, now)
+                return apart or self._on_deployment_failed(member, variant, message.reason, now)
             case RequestFailed():
                 return self.requests.failed_on(member, message)
             case Recorded():

@@ -7,6 +7,7 @@ Law: what may have been lost with a connection runs again, here or elsewhere.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from bbgrap.cluster.types import COORDINATOR
@@ -64,7 +65,20 @@ class LinkFaults:
         """Take what an agent found; variants whose agents do not reach each other are released."""
         changed, done = self._links.tried(member, message, now, self._loading.loading_agents)
         self.clear_tried(now)
-        return [*done, *(self._drop_apart() if changed else []), *(self._planning.world_changed(now) if changed else [])]
+        return [*done, *(self._go_around(now) if changed else [])]
+
+    def unanswered(self, member: Member, variant: Variant, devices: Collection[int], now: float) -> list[CoordinatorInstruction]:
+        """Take that an agent, which was to load a variant, had no answer from devices of it for seconds; plans go around these pairs.
+
+        That they load, too, is no reason: it has asked for as long as that may take.
+        """
+        names = {name for device, name in enumerate(variant.device_names) if device in devices}
+        silent = [peer for peer in self._members.peers_of(member) if peer.name in names]
+        return [*self._links.part(member, silent, now), *self._go_around(now)] if silent else []
+
+    def _go_around(self, now: float) -> list[CoordinatorInstruction]:
+        """Plan anew with the pairs that are apart now; what was over them is released."""
+        return [*self._drop_apart(), *self._planning.world_changed(now)]
 
     def _drop_apart(self) -> list[CoordinatorInstruction]:
         """Release the variants whose agents do not all reach each other."""

@@ -95,7 +95,7 @@ class Links:
         if trial is None or trial.member is not member:
             return False, []
         del self._trials[message.trial]
-        before, told, apart = set(self.apart), list[CoordinatorInstruction](), list[tuple[str, str]]()
+        before, told, silent = set(self.apart), list[CoordinatorInstruction](), list[Peer]()
         there = {(peer.name, peer.address, peer.fingerprint) for peer in self.members.peers_of(member)}
         for peer in trial.peers:
             if (peer.name, peer.address, peer.fingerprint) not in there:
@@ -106,13 +106,19 @@ class Links:
                     text = f"'{member.name}' and '{peer.name}' reach each other again"
                     told.append(Log(text, event="link back", node=peer.name))
             elif self._is_telling(trial, peer, now, loading):
-                if pair not in self.apart:
-                    apart.append((peer.name, peer.address))
-                self.apart[pair] = now
-        if apart:
-            text = apart_text(apart, member.join.data_address)
-            told.append(Log(f"'{member.name}' {text} If so, {LONG_ONES_LOST}", event="link lost", node=member.name))
+                silent.append(peer)
+        told += self.part(member, silent, now)
         return set(self.apart) != before, told
+
+    def part(self, member: Member, silent: Sequence[Peer], now: float) -> list[CoordinatorInstruction]:
+        """Note that an agent is apart from peers; return what is told of those that were not before."""
+        pairs = {frozenset((member.name, peer.name)): (peer.name, peer.address) for peer in silent}
+        apart = [place for pair, place in pairs.items() if pair not in self.apart]
+        self.apart |= dict.fromkeys(pairs, now)
+        if not apart:
+            return []
+        text = apart_text(apart, member.join.data_address)
+        return [Log(f"'{member.name}' {text} If so, {LONG_ONES_LOST}", event="link lost", node=member.name)]
 
     def _is_telling(self, trial: _Trial, peer: Peer, now: float, loading: Collection[str]) -> bool:
         """Whether it says anything of a link that a peer has not answered.

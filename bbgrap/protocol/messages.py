@@ -22,7 +22,7 @@ from bbgrap.protocol.limits import MAX_CHUNK_BYTES, MAX_PAYLOAD_FRAMES, MAX_TENS
 from bbgrap.runtime.recording import Record
 from bbgrap.runtime.schedule import Schedule
 
-PROTOCOL_VERSION = 17
+PROTOCOL_VERSION = 18
 
 BytesLike = bytes | memoryview
 Chunk = Annotated[tuple[BytesLike, ...], Payload(frames=1, frame_bytes=MAX_CHUNK_BYTES)]
@@ -118,10 +118,11 @@ class Deployed:
 
 @dataclass(frozen=True, slots=True)
 class DeploymentFailed:
-    """The deployment cannot be used on this agent, or no longer."""
+    """The deployment cannot be used on this agent, or no longer; `unreachable` are devices of it that gave no answer for seconds."""
 
     epoch: int
     reason: Text
+    unreachable: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

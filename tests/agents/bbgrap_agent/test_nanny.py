@@ -231,7 +231,7 @@ def test_a_deployment_is_ready_when_its_peers_have_answered(coordinator, agent):
     coordinator.say(m.AnswerPings((m.Peer(HOST, "host", coordinator.plane.address),)))
     coordinator.deploy(EPOCH, dividing(), address)
     failed = coordinator.next(m.DeploymentFailed)
-    assert failed.epoch == EPOCH
+    assert (failed.epoch, failed.unreachable) == (EPOCH, (HOST,))
     assert failed.reason.startswith(f"no answer on the data plane from 'host' at {coordinator.plane.address};")
     coordinator.answers_pings(address)
     coordinator.deploy(NEXT, dividing(), address)

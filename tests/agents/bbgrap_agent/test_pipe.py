@@ -18,7 +18,7 @@ FROM = [
     ae.WorkerReady(AGENT[0]),
     ae.WeightsChecked(7, (DIGEST,)),
     ae.WeightArrived(DIGEST, 5, complete=True),
-    ae.DeploymentLoaded(7, "no"),
+    ae.DeploymentLoaded(7, "no", (), (1, 2)),
     *(x for x in AGENT if isinstance(x, m.RequestFailed | m.Recorded | m.Measured | m.LinksMeasured | m.LinksTried | m.LinkBroken)),
 ]
 TO = [

@@ -4,6 +4,8 @@ from itertools import pairwise
 
 import pytest
 
+from bbgrap.cluster.types import COORDINATOR
+from bbgrap.control import agent_events as ae
 from bbgrap.control import coordinator_events as ce
 from bbgrap.control.coordinator_instructions import HostPings, Log
 from bbgrap.control.link_faults import SAME_S
@@ -105,6 +107,24 @@ def test_one_that_computes_was_not_reached_if_it_has_passed_from_one_segment_to_
     wire.say("b", m.Heartbeat(1, 1, seconds, 10 + steps))
     wire.to_coordinator(ce.FromPeer(told.identity, m.LinksTried(told.message.trial, (peer.device,))))
     assert (frozenset("ab") in machine.links.apart) == apart
+
+
+def test_who_has_no_answer_while_both_load_is_planned_around():
+    """Where a firewall dropped packets between two agents, the first call for a plan over both failed: trials meanwhile said nothing."""
+    wire = joined_wire("a", "b", options=PlanOptions(planner="rows"))
+    load = wire.carry_agent
+
+    def carry(agent, instruction):
+        peers = instruction.peers if isinstance(instruction, m.Deploy) else ()
+        if others := tuple(peer.device for peer in peers if peer.name not in {agent.name, COORDINATOR}):
+            wire.to_agent(agent, ae.DeploymentLoaded(instruction.epoch, "no answer on the data plane", unreachable=others))
+        else:
+            load(agent, instruction)
+
+    wire.carry_agent = carry
+    assert isinstance(wire.until_answered(wire.prepare()), c.ModelPrepared)
+    assert [len(job.cluster.nodes) for job in wire.jobs] == [2, 1]
+    assert set(wire.coordinator.links.apart) == {frozenset("ab")}
 
 
 def test_whom_an_agent_does_not_reach_is_told_in_one_line():

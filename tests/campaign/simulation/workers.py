@@ -276,7 +276,8 @@ class Worker(Process):
             fault = f"peer at {missing[0]} does not answer" if missing else ""
             for address in missing:
                 self.agent.hear(m.LinkBroken(address, "it does not answer"))
-            self.agent.hear(ae.DeploymentLoaded(epoch, fault))
+            silent = tuple(peer.device for peer in deploy.peers if peer.address in missing)
+            self.agent.hear(ae.DeploymentLoaded(epoch, fault, unreachable=silent))
 
         def said(event: ae.DeploymentLoaded) -> None:
             self._busy = False
