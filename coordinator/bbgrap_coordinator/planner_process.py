@@ -36,6 +36,9 @@ _END_S = 1.0
 _LOOK_S = 1.0
 """How often it is looked whether somebody has stopped a process that works; one that is stopped twice in a row is ended. Chosen."""
 
+_MOST_BY_CLOCK = 10.0
+"""Times what a job may take that go by at most. Chosen: beside busy programs a planner has a tenth of a core."""
+
 FAULTS = frozenset({Fault.MODEL, Fault.INPUT, Fault.PLAN, Fault.PROGRAM, Fault.USAGE, Fault.CLUSTER_FILE, Fault.EXECUTION, Fault.BUSY})
 """What a planner may say; others would have clients bring the model again, or are none of its affair."""
 
@@ -173,16 +176,23 @@ class PlannerProcess:
     def _watch(self, limit_s: float, late: list[float], done: threading.Event) -> None:
         """End the process where it takes longer than it may, and where somebody has stopped it: nothing says that it ever goes on.
 
-        Of one that is `late` it says how many seconds it had of a processor: it is nice to others, and beside them it may not get far.
+        It is nice to others: what it waits for a processor does not count, up to `_MOST_BY_CLOCK` times what it may take. Of one that is
+        `late` it says how many seconds it had of a processor.
         """
-        deadline, was_stopped, worked_s = time.monotonic() + limit_s, False, _worked_s(self.process.pid)
-        while not done.wait(min(_LOOK_S, max(0.0, deadline - time.monotonic()))):
-            if time.monotonic() >= deadline:
-                late.append(_worked_s(self.process.pid) - worked_s)
+        pid, began, was_stopped = self.process.pid, time.monotonic(), False
+        worked_s, waited_s = _worked_s(pid), _waited_s(pid)
+
+        def left_s() -> float:
+            spared_s = min(_waited_s(pid) - waited_s, (_MOST_BY_CLOCK - 1) * limit_s)
+            return max(0.0, began + limit_s + spared_s - time.monotonic())
+
+        while not done.wait(min(_LOOK_S, left_s())):
+            if not left_s():
+                late.append(_worked_s(pid) - worked_s)
                 self.process.kill()
                 return
-            if (is_stopped := _is_stopped(self.process.pid)) and was_stopped:
-                _log.warning("planner: process %d was stopped, by SIGSTOP or the like, and is ended: its job waits", self.process.pid)
+            if (is_stopped := _is_stopped(pid)) and was_stopped:
+                _log.warning("planner: process %d was stopped, by SIGSTOP or the like, and is ended: its job waits", pid)
                 self.process.kill()
                 return
             was_stopped = is_stopped
@@ -201,6 +211,14 @@ def _worked_s(pid: int) -> float:
     try:
         return sum(psutil.Process(pid).cpu_times()[:2])
     except psutil.Error:
+        return 0.0
+
+
+def _waited_s(pid: int) -> float:
+    """Return how many seconds a process has waited for processors that others had; 0 where the system does not tell."""
+    try:
+        return int(Path(f"/proc/{pid}/schedstat").read_text().split()[1]) / 1e9
+    except (OSError, ValueError, IndexError):
         return 0.0
 
 

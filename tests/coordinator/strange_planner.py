@@ -39,6 +39,11 @@ def act(what: str, folder: Path, channel: Connection) -> None:
         case "sleeps":
             (folder / "weights").write_bytes(b"begun")
             time.sleep(600)
+        case "computes":
+            began = time.thread_time()
+            while time.thread_time() < began + 0.3:
+                pass
+            channel.send_bytes(PlannerReply("plan", "it has computed").to_bytes())
         case "exits":
             sys.exit(7)
         case "leaves a plan for other devices":
