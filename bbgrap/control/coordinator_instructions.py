@@ -54,7 +54,7 @@ class Base:
 class StartPlanning:
     """Plan a model over a cluster, in the background; answer with `Planned` or `PlanFailed`. `job` names what is made.
 
-    With `bases` it is to be like one of these, for other shapes, and nothing is searched.
+    With `bases` it is to be like one of these, for other shapes, and nothing is searched. `client` has asked for it last.
     """
 
     job: int
@@ -63,6 +63,7 @@ class StartPlanning:
     cluster: Cluster
     options: PlanOptions
     bases: tuple[Base, ...] = ()
+    client: RoutingId = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +74,7 @@ class StartStandby:
     files: tuple[ModelFile, ...]
     state: tuple[tuple[str, str], ...] = ()
     top: tuple[tuple[str, int], ...] = ()
+    client: RoutingId = b""
 
 
 @dataclass(frozen=True, slots=True)

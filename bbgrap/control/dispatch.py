@@ -88,7 +88,7 @@ class Requests:
 
     def prepare(self, caller: Caller, plan: ServedPlan, message: PrepareModel, now: float) -> list[CoordinatorInstruction]:
         """Queue a caller who asks for a plan, or tell one who does not wait who serves now."""
-        plan.is_asked(now)
+        plan.is_asked(caller[0], now)
         self.loading.touch(plan)
         if not message.wait:
             return [ToClient(caller[0], prepared_answer(plan, caller[1]))]

@@ -71,7 +71,7 @@ class OpenRequests:
         self.bytes += request.bytes
         plan.waiting.append(number)
         plan.requests += 1
-        plan.is_asked(self.now)
+        plan.is_asked(caller[0], self.now)
         plan.outstanding += 1
         if plan.standby is not None:
             plan.standby.outstanding += 1

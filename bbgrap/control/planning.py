@@ -226,7 +226,8 @@ class Planning:
         cluster = self._cluster(able, plan)
         plan.failed, plan.latest_failure = {}, ""
         plan.job = Job(next(self.loading.epochs), world, names, places, bases=bases, is_ahead=is_ahead)
-        return [StartPlanning(plan.job.number, plan.files, plan.shapes, cluster, plan.options, bases), *progress(plan, self.members)]
+        start = StartPlanning(plan.job.number, plan.files, plan.shapes, cluster, plan.options, bases, plan.client)
+        return [start, *progress(plan, self.members)]
 
     def has_failed(self, plan: ServedPlan) -> bool:
         """Whether there is no plan over the agents that are there now; what failed over others says nothing."""

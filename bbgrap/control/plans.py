@@ -217,6 +217,8 @@ class ServedPlan:
     """When it was asked for first, in seconds."""
     asked: float = float("-inf")
     """When it was last asked for, in seconds."""
+    client: RoutingId = b""
+    """Who asked for it last."""
     failed: dict[str, tuple[Fault, str]] = field(default_factory=dict)
     """Why there is no plan for a world."""
     latest_failure: str = ""
@@ -360,11 +362,11 @@ class ServedPlan:
         """Whether it was asked for lately, or what was asked for waits."""
         return bool(self.waiting) or now - self.asked <= IN_USE_S
 
-    def is_asked(self, now: float) -> None:
+    def is_asked(self, client: RoutingId, now: float) -> None:
         """Note that it is asked for, and its model with it."""
-        self.asked, self.first_asked = now, min(self.first_asked, now)
+        self.client, self.asked, self.first_asked = client, now, min(self.first_asked, now)
         if self.standby is not None:
-            self.standby.asked = now
+            self.standby.client, self.standby.asked = client, now
 
     def fails(self, world: str, fault: Fault, reason: str, now: float) -> None:
         """Note that it cannot be made for a world, and when that may be tried again: later each time."""

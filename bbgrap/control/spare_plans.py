@@ -55,5 +55,5 @@ class SparePlans:
             # Beside what they have loaded, and what the lost one still takes of a machine.
             cluster = seen if is_held else with_memory(seen, lambda at: self.members.memory_of(at) - ROOM * self.loading.loaded_bytes(at))
             plan.job = Job(next(self.loading.epochs), world_of(seen), names, places, spare_for=name, is_ahead=is_held)
-            return [*done, StartPlanning(plan.job.number, plan.files, plan.shapes, cluster, plan.options)]
+            return [*done, StartPlanning(plan.job.number, plan.files, plan.shapes, cluster, plan.options, client=plan.client)]
         return done

@@ -96,7 +96,7 @@ class Standbys:
             if standby.job is not None:
                 return []
             standby.job = Job(next(self.loading.epochs))
-            return [StartStandby(standby.job.number, standby.files, standby.state, standby.top)]
+            return [StartStandby(standby.job.number, standby.files, standby.state, standby.top, standby.client)]
         there = [variant for variant in standby.variants if not variant.away]
         if len(there) >= COPIES or any(self._comes_first(variant) for variant in there):
             return []

@@ -5,23 +5,23 @@
                 ◄── a folder of files, synced before the reply (`bbgrap_coordinator.artifacts`) ──
 
 There are two such processes, one for plans and one for standbys, so that a standby waits for no plan. Laws: a job gets one answer, or none
-if it is cancelled before that is said; jobs run in the order they came; one that takes longer than it may is ended with its process; a
-process that ended is started anew, and a job during which somebody killed it is done once more; what it says is believed only as far as it
-was checked, for it has read strangers' models; it ends with its coordinator, however that ends.
+if it is cancelled before that is said; clients take turns, and the jobs of one run in the order they came; one that takes longer than it
+may is ended with its process; a process that ended is started anew, and a job during which somebody killed it is done once more; what it
+says is believed only as far as it was checked, for it has read strangers' models; it ends with its coordinator, however that ends.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from itertools import count
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from bbgrap.control.coordinator_events import PlanFailed, Planned
+from bbgrap.control.coordinator_events import PlanFailed, Planned, RoutingId
 from bbgrap.control.coordinator_instructions import StartPlanning, StartStandby
 from bbgrap.doctor.cgroups import free_memory_bytes
 from bbgrap.errors import BbgrapError, ExecutionError, PlanError
@@ -61,8 +61,8 @@ def limit_s(job: PlanningJob) -> float:
 class PlanningQueue:
     """A queue of jobs, the process that does them, and the thread that waits for it.
 
-    Invariants: `_running` is the job that the thread works at, None once it is cancelled; `_waiting` are those after it, in order; a child
-    that is `_doomed` gets no further job.
+    Invariants: `_running` is the job that the thread works at, None once it is cancelled; `_waiting` are those after it, as they came; a
+    child that is `_doomed` gets no further job.
     """
 
     def __init__(self, kind: str, command: Sequence[str] = PLANNER, limit: Callable[[PlanningJob], float] = limit_s) -> None:
@@ -71,7 +71,10 @@ class PlanningQueue:
         self._command = tuple(command)
         self._limit = limit
         self._lock = threading.Condition()
-        self._waiting: deque[PlanningJob] = deque()
+        self._waiting: list[PlanningJob] = []
+        self._numbers = count(1)
+        self._turns: dict[RoutingId, int] = {}
+        """When which client had its last turn, of those that wait for another one, and the latest."""
         self._running: PlanningJob | None = None
         self._closed = False
         self._thread: threading.Thread | None = None
@@ -102,7 +105,7 @@ class PlanningQueue:
         self._thread = thread
 
     def submit(self, job: PlanningJob) -> None:
-        """Do a job when those before it are done."""
+        """Do a job when those of its client before it are done, and it is its client's turn."""
         with self._lock:
             self._waiting.append(job)
             self._lock.notify()
@@ -110,7 +113,7 @@ class PlanningQueue:
     def cancel(self, number: int) -> None:
         """Forget a job; one that runs ends with its process, and what it had written is removed."""
         with self._lock:
-            self._waiting = deque(job for job in self._waiting if job.job != number)
+            self._waiting = [job for job in self._waiting if job.job != number]
             if self._running is not None and self._running.job == number:
                 self._running = None
                 self._kill()
@@ -174,8 +177,12 @@ class PlanningQueue:
                 self._lock.wait()
             if self._closed:
                 return None
-            self._running = self._waiting.popleft()
-            return self._running
+            job = min(self._waiting, key=lambda job: self._turns.get(job.client, 0))
+            self._waiting.remove(job)
+            left = {other.client for other in self._waiting}
+            self._turns = {client: turn for client, turn in self._turns.items() if client in left} | {job.client: next(self._numbers)}
+            self._running = job
+            return job
 
     def _done(self, job: PlanningJob, models: ModelStore, folders: ArtifactFolders) -> Planned | PlanFailed:
         plan = None
@@ -243,7 +250,7 @@ class PlanningQueues:
             planner.begin(models, folders, answer)
 
     def submit(self, job: PlanningJob) -> None:
-        """Do a job, after those before it that are of its kind."""
+        """Do a job beside those of the other kind."""
         (self.plans if isinstance(job, StartPlanning) else self.standbys).submit(job)
 
     def cancel(self, number: int) -> None:

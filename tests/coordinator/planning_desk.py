@@ -40,11 +40,17 @@ class Desk:
         return ModelFile("tiny-1.onnx", digest, len(content))
 
     def plan(
-        self, job: int, planner: str = "bbgrap", cluster: Cluster | None = None, file: ModelFile | None = None, **options: int
+        self,
+        job: int,
+        planner: str = "bbgrap",
+        cluster: Cluster | None = None,
+        file: ModelFile | None = None,
+        client: bytes = b"",
+        **options: int,
     ) -> None:
         """Ask for a plan."""
         asked = PlanOptions(planner, **options)  # type: ignore[arg-type]  # names of planners are not checked here
-        self.planners.submit(StartPlanning(job, (file or self.file,), SHAPES, cluster or Cluster.even(2), asked))
+        self.planners.submit(StartPlanning(job, (file or self.file,), SHAPES, cluster or Cluster.even(2), asked, client=client))
 
     def standby(self, job: int, file: ModelFile | None = None) -> None:
         """Ask for a standby."""

@@ -7,7 +7,7 @@ from bbgrap.control.callers import CALLER_UNASKED_S
 from bbgrap.control.coordinator_instructions import ForgetPlan
 from bbgrap.control.planning import MAX_PLANS
 from bbgrap.protocol import client_messages as c
-from tests.bbgrap.control.tiny_plans import plan_of
+from tests.bbgrap.control.tiny_plans import plan_of, standby_of
 from tests.bbgrap.control.wire import CLIENT, joined_wire, prepare_message
 
 
@@ -60,3 +60,11 @@ def test_callers_that_are_gone_are_forgotten_and_their_plans_with_them():
     assert list(plan.callers) == [(CLIENT, patient)]
     assert wire.cancelled == [job.job for job in wire.jobs if job.job != plan.job.number]
     assert not wire.answers[patient]
+
+
+def test_planners_know_whose_jobs_they_do():
+    wire = joined_wire("a", "b")
+    standbys = []
+    wire.standby = lambda job: standbys.append(job) or standby_of(job)
+    wire.until_answered(wire.prepare())
+    assert [job.client for job in (*standbys, *wire.jobs)] == [CLIENT, CLIENT]

@@ -213,6 +213,16 @@ def test_jobs_run_in_order(desk):
     assert [desk.answer().job for _ in range(4)] == [5, 3, 9, 1]
 
 
+def test_clients_take_turns(strange):
+    """One with 200 tiny models held back what another one waited for, for a minute."""
+    strange.plan(1, "sleeps", client=b"many")
+    until((strange.folders.path(1) / "weights").exists)
+    for job, client in ((2, b"many"), (3, b"many"), (4, b"many"), (5, b"one"), (6, b"other"), (7, b"one"), (8, b"many")):
+        strange.plan(job, "some", client=client)
+    strange.planners.cancel(1)
+    assert [strange.answer().job for _ in range(7)] == [5, 6, 2, 7, 3, 4, 8]
+
+
 def test_what_is_cancelled_ends_with_its_process_and_its_folder_and_has_no_answer(strange):
     strange.plan(1, "sleeps")
     strange.plan(2, "sleeps")
