@@ -315,10 +315,10 @@ def test_what_waits_for_a_processor_is_not_late(strange):
         assert strange.answer().reason == "it has computed"
         assert time.monotonic() - began > 0.6, "the others were not busy"
     finally:
-        planner.cpu_affinity([])
         for other in others:
             other.kill()
             other.wait()
+        planner.cpu_affinity([])
 
 
 def test_how_long_jobs_may_take():
