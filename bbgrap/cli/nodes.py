@@ -65,7 +65,7 @@ def _columns(node: NodeStatus, share: float, *, verifies: bool) -> Mapping[str, 
 
     columns: dict[str, object] = {
         "name": node.name,
-        "state": node.state,
+        "state": node.condition,
         "address": node.address,
         "threads": node.threads,
         "cores": node.cores,

@@ -76,6 +76,7 @@ class StatusReader:
             verified=verifying.verified[join.name],
             differed=verifying.differed[join.name],
             running=sum(len(variant.queue.running) for variant in loading.of_member(join.name)),
+            reloads=member.reloads,
         )
 
     def read(self, asked: ReadStatus, now: float) -> Status:

@@ -118,7 +118,7 @@ def _node(node: NodeStatus, now: float) -> tuple[str, ...]:
     if node.state != "alive":
         return node.name, node.state, node.version, "-", "-", "-", "-", f"{age_text(now - node.since)} ago"
     free = memory_text(node.free_bytes) if node.free_bytes else "-"
-    return node.name, node.state, node.version, str(node.cores), f"{node.busy:.0%}", free, str(node.running), age_text(now - node.since)
+    return node.name, node.condition, node.version, str(node.cores), f"{node.busy:.0%}", free, str(node.running), age_text(now - node.since)
 
 
 def _links(status: Status) -> list[str]:

@@ -65,7 +65,8 @@ class NodeStatus:
     `state` is `alive`, or, of one that is gone, `left` or `lost`. `used_bytes` is the memory that its worker takes, `standby_bytes` the
     weights of standbys in it, `free_bytes` what its machine or container has left. `verified` of its requests were compared with runs on
     other nodes; `differed` are those in which it may be what answered wrongly. `since` is when it joined, or went; `busy` is the part of
-    the last second in which its worker computed, 0 to 1; `running` are the requests in flight in which it has a part.
+    the last second in which its worker computed, 0 to 1; `running` are the requests in flight in which it has a part. One that `reloads`
+    has a new worker, which has not yet all that the lost one had.
     """
 
     name: Name
@@ -87,6 +88,12 @@ class NodeStatus:
     free_bytes: int = 0
     busy: float = 0.0
     running: int = 0
+    reloads: bool = False
+
+    @property
+    def condition(self) -> str:
+        """Its state in words."""
+        return "loads again" if self.reloads else self.state
 
 
 @dataclass(frozen=True, slots=True)

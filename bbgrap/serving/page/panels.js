@@ -84,7 +84,8 @@ export function nodes(status) {
   const heads = [['node'], ['state'], ['busy', 1], ['memory used', 1], ['free', 1], ['in all', 1], ['running', 1], ['cores', 1], ['bbgrap'], ['onnxruntime'], ['since', 1]];
   const since = node => age(status.now - node.since);
   table(id('nodes'), status.nodes.map(node => [node, since(node)]), heads, () => status.nodes.map(node => {
-    const gone = node.state !== 'alive', cells = [named(node.name), make('span', {class: `state ${gone ? 'gone' : 'alive'}`}, node.state)];
+    const gone = node.state !== 'alive', state = node.reloads ? 'loads again' : node.state;
+    const cells = [named(node.name), make('span', {class: `state ${gone ? 'gone' : node.reloads ? 'between' : 'alive'}`}, state)];
     const figures = [
       [figure(node.busy, `${Math.round(100 * node.busy)} %`), bar(node.busy, 'compute')],
       figure(node.used_bytes, memory(node.used_bytes)), figure(node.free_bytes, memory(node.free_bytes)), figure(node.memory_bytes, memory(node.memory_bytes)),

@@ -248,6 +248,8 @@ def test_who_has_a_worker_again_is_told():
     wire.say("b", m.WorkerLost("killed", 0, 0, m.EndedBy.OUTSIDE, 0))
     for epoch in loaded:
         assert not [event for event in told(wire, before).events if "loaded again" in event.text]
+        assert [node.condition for node in told(wire).nodes] == ["alive", "loads again"]
         wire.say("b", m.Deployed(epoch))
+    assert [node.condition for node in told(wire).nodes] == ["alive", "alive"]
     lost, again = told(wire, before).events
     assert (lost.kind, again.kind, again.node) == ("worker lost", "loaded", "b")

@@ -11,7 +11,7 @@ from bbgrap.protocol.codec import Codec
 from bbgrap.protocol.messages import PROTOCOL_VERSION
 from bbgrap.protocol.schema import schema_of
 
-FORMS = (18, "0a21e0d25c2555d6")
+FORMS = (18, "93675ff364b59ebb")
 """The version, and the digest of its forms."""
 
 
