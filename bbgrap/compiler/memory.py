@@ -10,14 +10,11 @@ were left for the pages of its file. Arenas come on top, so it is an estimate fr
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from math import prod
 
 from bbgrap.cluster import Cluster
-from bbgrap.compiler.artifacts import MAP_AXES, Artifacts, bytes_while_loaded, packed_bytes
+from bbgrap.compiler.artifacts import MAP_AXES, bytes_while_loaded, packed_bytes
 from bbgrap.graph import Graph, TensorType
-from bbgrap.program.steps import Apply, Buffer, Compute, DeviceProgram, Op, Program, reads_of
-from bbgrap.program.steps import writes_of as written_by
-from bbgrap.runtime.schedule import Schedule, last_reads, writes_of
+from bbgrap.program.steps import Apply, Buffer, Compute, DeviceProgram, Op, Program, reads_of, writes_of
 
 _CHANNEL_BLOCK = 16
 """Channels that onnxruntime's kernels of convolutions keep together with AVX-512. Measured: between two convolutions maps of 3 channels
@@ -27,21 +24,9 @@ LEAST_STANDBY_BYTES = 64 << 20
 """What a standby takes at least besides its weights: activations of small inputs, and onnxruntime's own. Chosen."""
 
 
-def peak_bytes(schedule: Schedule) -> int:
-    """Return the largest number of bytes in buffers that are alive at the same time."""
-    sizes = [prod((0,) if spec.shape is None else spec.shape) * spec.dtype.itemsize for spec in schedule.buffers]
-    alive = peak = sum(sizes[b] for b in schedule.feeds)
-    for step, freed in zip(schedule.steps, last_reads(schedule), strict=True):
-        alive += sum(sizes[b] for b in writes_of(step))
-        peak = max(peak, alive)
-        alive -= sum(sizes[b] for b in freed)
-    return peak
-
-
-def state_bytes(schedule: Schedule) -> int:
-    """Return the bytes of a sequence's state that a device has when a request begins; along what grows, as the schedule has it."""
-    specs = (schedule.buffers[buffer] for buffer in schedule.feeds)
-    return sum(prod(spec.shape or (0,)) * spec.dtype.itemsize for spec in specs)
+def state_bytes(program: Program, device: DeviceProgram) -> int:
+    """Return the bytes of a sequence's state that a device has when a request begins."""
+    return sum(program.buffer_bytes(device.buffers[b]) for b in device.feeds)
 
 
 def largest_layer_bytes(program: Program, device: DeviceProgram) -> int:
@@ -57,23 +42,16 @@ def _made_bytes(program: Program, op: Apply, made: Buffer) -> int:
     return nbytes // shape[1] * -(-shape[1] // _CHANNEL_BLOCK) * _CHANNEL_BLOCK
 
 
-def needed_bytes(program: Program, artifacts: Artifacts) -> tuple[int, ...]:
-    """Return, per device, the bytes that loading takes, those of its buffers at the worst moment, and those of two layers.
+def program_bytes(program: Program) -> tuple[int, ...]:
+    """Return, per device but the host, the bytes that loading takes, those of its buffers at the worst moment, and those of two layers.
 
     With state, that of one sequence is kept beside that of its request that runs.
     """
     return tuple(
-        shipped.loading_bytes + peak_bytes(shipped.schedule) + state_bytes(shipped.schedule) + 2 * largest_layer_bytes(program, device)
-        for shipped, device in zip(artifacts.devices, program.devices, strict=False)
-    )
-
-
-def program_bytes(program: Program) -> tuple[int, ...]:
-    """Return, per device but the host, about what `needed_bytes` says of the exported program: for planners that look at many."""
-    return tuple(
         packed_bytes(_slices(program.graph, device.ops))
         + max((bytes_while_loaded(_slices(program.graph, step.ops)) for step in device.steps if isinstance(step, Compute)), default=0)
         + _peak_bytes(program, device)
+        + state_bytes(program, device)
         + 2 * largest_layer_bytes(program, device)
         for device in program.devices[: program.host]
     )
@@ -98,12 +76,11 @@ def _slices(graph: Graph, ops: Iterable[Op]) -> list[TensorType]:
 
 def _peak_bytes(program: Program, device: DeviceProgram) -> int:
     """Return the largest sum of buffers that are alive between steps; what only lives inside a segment does not count."""
-    last: dict[int, int] = {}
+    last = {buffer: number for number, step in enumerate(device.steps) for buffer in reads_of(step)}
+    last |= dict.fromkeys(device.results, len(device.steps))
+    alive = peak = state_bytes(program, device)
     for number, step in enumerate(device.steps):
-        last |= dict.fromkeys(reads_of(step), number)
-    alive = peak = 0
-    for number, step in enumerate(device.steps):
-        written = set(written_by(step))
+        written = set(writes_of(step))
         alive += sum(program.buffer_bytes(device.buffers[b]) for b in written if last.get(b, number) > number)
         peak = max(peak, alive)
         alive -= sum(program.buffer_bytes(device.buffers[b]) for b in set(reads_of(step)) - written if last[b] == number)

@@ -149,7 +149,7 @@ def _attempts(cluster: Cluster, options: PlanOptions) -> Iterator[tuple[str, Pla
     else:
         yield words, options, cluster
         if options.planner == AUTO:
-            # it counts memory itself, but less exactly than what is exported: a second search leaves more room
+            # it looks at programs that are built another way, and may take a little less: a second search leaves more room
             less = tuple(replace(node, memory_bytes=round(TIGHT * node.memory_bytes)) for node in cluster.nodes)
             yield f"{words} with less room", options, replace(cluster, nodes=less)
     by = options.planner if options.planner in SPLITTING else "bbgrap"

@@ -11,7 +11,7 @@ from bbgrap.auto.forecast import Forecast
 from bbgrap.cluster import Cluster
 from bbgrap.compiler.compile import compile_plan
 from bbgrap.compiler.export import export
-from bbgrap.compiler.memory import needed_bytes, overfull, state_bytes
+from bbgrap.compiler.memory import overfull, program_bytes, state_bytes
 from bbgrap.control.planned_variant import PlannedVariant
 from bbgrap.graph import Graph
 from bbgrap.planners.bbgrap import all_descriptions
@@ -96,16 +96,16 @@ def _planned(
 
 def variant_of(name: str, forecast: Forecast, search_s: float = 0.0, changed: Sequence[str] = ()) -> PlannedVariant:
     """Return what a compiled plan ships, and its report; `changed` says what was planned before and did not fit."""
-    compiled = forecast.compiled
-    artifacts = export(compiled.optimized)
+    compiled, program = forecast.compiled, forecast.compiled.optimized
+    artifacts = export(program)
     names = [node.name for node in compiled.plan.cluster.nodes]
-    parts = list(zip(names, artifacts.devices, strict=True))
+    states = [state_bytes(program, device) for device in program.devices[: program.host]]
     report = {
         **report_of(compiled, search_s),
         **forecast.report(),
-        "memory_bytes": dict(zip(names, needed_bytes(compiled.optimized, artifacts), strict=True)),
-        **({"state_bytes": {name: state_bytes(device.schedule) for name, device in parts}} if compiled.plan.graph.state else {}),
-        "weight_bytes": {name: device.weight_bytes for name, device in parts},
+        "memory_bytes": dict(zip(names, program_bytes(program), strict=True)),
+        **({"state_bytes": dict(zip(names, states, strict=True))} if program.graph.state else {}),
+        "weight_bytes": {name: device.weight_bytes for name, device in zip(names, artifacts.devices, strict=True)},
         "changed": list(changed),
     }
     return PlannedVariant(name, artifacts, report)
