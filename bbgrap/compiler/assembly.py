@@ -7,39 +7,16 @@ concatenated. Halo rows above and below a tile are one `Concat` of three, with n
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from itertools import pairwise
 
-from bbgrap.program.steps import BufferId, Piece
+from bbgrap.program.steps import Piece
 from bbgrap.runtime.schedule import Box
 from bbgrap.shapemap import Interval, IntervalSet, ShapeMap
 
 
-@dataclass(frozen=True, slots=True)
-class Crop:
-    """Half-open local bounds, per axis, of a part of a buffer."""
-
-    buffer: BufferId
-    bounds: tuple[Interval, ...] | None
-    """None: all of it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Concatenate:
-    """Parts side by side along an axis."""
-
-    axis: int
-    parts: tuple[Assembly, ...]
-
-
-Assembly = Crop | Concatenate
-
-
-def assembly_of(target: ShapeMap, pieces: Sequence[Piece], held: Mapping[BufferId, ShapeMap]) -> Assembly:
-    """Return how to put `target` together from disjoint pieces that cover it; `held` is the whole region of every buffer."""
-    if len(pieces) == 1:
-        return _crop(target, pieces[0], held[pieces[0].buffer])
+def divided(target: ShapeMap, pieces: Sequence[Piece]) -> tuple[int, list[tuple[ShapeMap, list[Piece]]]]:
+    """Return along which axis a region is put together from several disjoint pieces that cover it, and its parts with their pieces."""
     axis, groups = min(
         ((a, g) for a in range(target.rank) if len(g := _groups(target.axes[a], [p.region.axes[a] for p in pieces])) > 1),
         key=lambda choice: (_crossings(choice[1], [p.region.axes[choice[0]] for p in pieces]), choice[0]),
@@ -47,19 +24,8 @@ def assembly_of(target: ShapeMap, pieces: Sequence[Piece], held: Mapping[BufferI
     parts = []
     for group in groups:
         inside = [Piece(p.buffer, p.region.replace(axis, p.region.axes[axis].intersect(group))) for p in pieces]
-        parts.append(assembly_of(target.replace(axis, group), [p for p in inside if not p.region.is_empty], held))
-    return Concatenate(axis, tuple(parts))
-
-
-def _crop(target: ShapeMap, piece: Piece, held: ShapeMap) -> Assembly:
-    if target == held:
-        return Crop(piece.buffer, None)
-    ranges = target.slices_within(held)
-    for axis, here in enumerate(ranges):
-        if len(here) > 1:
-            parts = (target.replace(axis, IntervalSet.of(r)) for r in target.axes[axis].ranges)
-            return Concatenate(axis, tuple(_crop(part, piece, held) for part in parts))
-    return Crop(piece.buffer, tuple(here[0] for here in ranges))
+        parts.append((target.replace(axis, group), [p for p in inside if not p.region.is_empty]))
+    return axis, parts
 
 
 def _groups(axis: IntervalSet, members: Sequence[IntervalSet]) -> list[IntervalSet]:

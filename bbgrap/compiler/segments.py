@@ -5,18 +5,18 @@ Names stay readable: a node keeps its name, a whole value its name, and a region
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from bbgrap.compiler.assembly import Assembly, Concatenate, Crop, assembly_of, box_within
+from bbgrap.compiler.assembly import box_within, divided
 from bbgrap.graph import Array, Graph, Node, TensorType, Weight
 from bbgrap.graph.slices import from_nearer_end
 from bbgrap.graph.weights import make_weight
-from bbgrap.program.steps import Apply, Assemble, BufferId, Combine, Compute, DeviceProgram, Program, reads_of, writes_of
+from bbgrap.program.steps import Apply, Assemble, BufferId, Combine, Compute, DeviceProgram, Piece, Program, reads_of, writes_of
 from bbgrap.runtime.schedule import extract
-from bbgrap.shapemap import ShapeMap
+from bbgrap.shapemap import IntervalSet, ShapeMap
 from bbgrap.tdl import ConstantOperand, Input, Result
 from bbgrap.tdl.language import ReducerKind
 
@@ -191,11 +191,8 @@ class _Writer:
         return name
 
     def assemble(self, op: Assemble) -> None:
-        held = {piece.buffer: self.device.buffers[piece.buffer].region for piece in op.pieces}
-        target = self.device.buffers[op.output]
-        assembly = assembly_of(target.region, op.pieces, held)
         name = self.names[op.output]
-        made = self._emit(assembly, name)
+        made = self._put_together(self.device.buffers[op.output].region, op.pieces, name)
         if made != name:
             self.nodes.append(Node(f"pass {name}", "Identity", (made,), (name,)))
 
@@ -210,19 +207,29 @@ class _Writer:
         if made != name:
             self.nodes.append(Node(f"pass {name}", "Identity", (made,), (name,)))
 
-    def _emit(self, assembly: Assembly, name: str) -> str:
-        match assembly:
-            case Crop(buffer=buffer, bounds=None):
-                return self.names[buffer]
-            case Crop(buffer=buffer, bounds=bounds):
-                assert bounds is not None, "the case above"
-                shape = self.device.buffers[buffer].region.shape
-                cut = [axis for axis, (b, extent) in enumerate(zip(bounds, shape, strict=True)) if len(b) != extent]
-                ends = [from_nearer_end(bounds[axis].start, bounds[axis].stop, shape[axis]) for axis in cut]
-                parameters = ([start for start, _ in ends], [stop for _, stop in ends], cut)
-                literals = [self._literal(f"crop {name}.parameter{k}", np.array(p, np.int64)) for k, p in enumerate(parameters)]
-                self.nodes.append(Node(f"crop {name}", "Slice", (self.names[buffer], *literals), (name,)))
-            case Concatenate(axis=axis, parts=parts):
-                operands = tuple(self._emit(part, f"{name}.part{k}") for k, part in enumerate(parts))
-                self.nodes.append(Node(f"concat {name}", "Concat", operands, (name,), {"axis": axis}))
+    def _put_together(self, target: ShapeMap, pieces: Sequence[Piece], name: str) -> str:
+        """Make a region of disjoint pieces that cover it; return what has it: the name, or that of a buffer that is just this region."""
+        if len(pieces) == 1:
+            return self._cropped(target, pieces[0].buffer, name)
+        axis, parts = divided(target, pieces)
+        return self._joined(axis, [self._put_together(*part, f"{name}.part{k}") for k, part in enumerate(parts)], name)
+
+    def _cropped(self, target: ShapeMap, buffer: BufferId, name: str) -> str:
+        held = self.device.buffers[buffer].region
+        if target == held:
+            return self.names[buffer]
+        ranges = target.slices_within(held)
+        for axis, here in enumerate(ranges):
+            if len(here) > 1:
+                parts = (target.replace(axis, IntervalSet.of(r)) for r in target.axes[axis].ranges)
+                return self._joined(axis, [self._cropped(part, buffer, f"{name}.part{k}") for k, part in enumerate(parts)], name)
+        cut = [axis for axis, (here, extent) in enumerate(zip(ranges, held.shape, strict=True)) if len(here[0]) != extent]
+        ends = [from_nearer_end(ranges[axis][0].start, ranges[axis][0].stop, held.shape[axis]) for axis in cut]
+        parameters = ([start for start, _ in ends], [stop for _, stop in ends], cut)
+        literals = [self._literal(f"crop {name}.parameter{k}", np.array(p, np.int64)) for k, p in enumerate(parameters)]
+        self.nodes.append(Node(f"crop {name}", "Slice", (self.names[buffer], *literals), (name,)))
+        return name
+
+    def _joined(self, axis: int, parts: Sequence[str], name: str) -> str:
+        self.nodes.append(Node(f"concat {name}", "Concat", tuple(parts), (name,), {"axis": axis}))
         return name
