@@ -17,15 +17,15 @@ BROADCASTING = (
     "LessOrEqual", "Max", "Mean", "Min", "Mod", "Mul", "Or", "PRelu", "Pow", "StringConcat", "Sub", "Sum", "Where", "Xor",
 )  # fmt: skip
 
-MICROSOFT = ("BiasGelu", "FastGelu", "GatedAdd", "Gelu", "QuickGelu")
+MICROSOFT = ("BiasGelu", "FastGelu", "GatedAdd", "Gelu", "LinearAttentionGate", "QuickGelu")
 """Those of onnxruntime's own domain; biases broadcast along the last axis, gates have one element there."""
 
 
 def describe_elementwise(site: Site) -> Description | None:
-    """out[i...] = f(a[i...], b[i...], ...); a broadcast axis of an operand is read at 0."""
+    """out[i...] = f(a[i...], b[i...], ...), and so are further outputs; a broadcast axis of an operand is read at 0."""
     out = output_indices(site)
     reads = [operand(number)[broadcast(out, kind.known_shape)] for number, kind in enumerate(site.inputs) if kind is not None]
-    return Description(out, ScalarCall(site.node.op, tuple(reads)))
+    return Description(out, ScalarCall(site.node.op, tuple(reads)), (out,) * (len(site.outputs) - 1))
 
 
 def describe_batch_normalization(site: Site) -> Description | None:

@@ -14,6 +14,7 @@ from bbgrap.graph.types import LongList
 from bbgrap.shapemap import ShapeMap
 from bbgrap.tdl.language import ALL, Description, Opaque, operand
 from bbgrap.tdl.operators.common import Reads, but, cropped, output_indices, spatial_interval, with_whole_axes
+from bbgrap.tdl.operators.indexing import describe_one_hot
 from bbgrap.tdl.rule import LocalNode, OperatorRule, Site, register, same_node
 
 DOMAIN = "ai.onnx.ml"
@@ -29,11 +30,12 @@ _VECTORS = ("SVMClassifier", "SVMRegressor")
 _LINEAR = ("LinearClassifier", "LinearRegressor")
 ESTIMATORS = (*_TREES, *_VECTORS, *_LINEAR)
 
-_PARAMETERS = {
+_PARAMETERS: dict[str, tuple[str, ...]] = {
     "Scaler": ("offset", "scale"),
     "Imputer": ("imputed_value_floats", "imputed_value_int64s"),
+    **dict.fromkeys(("Binarizer", "CategoryMapper", "LabelEncoder"), ()),
 }
-"""Attributes with a number for every column, or one for all."""
+"""Of operators that work column by column, attributes with a number for every column, or one for all."""
 
 
 def describe_estimator(site: Site) -> Description | None:
@@ -75,31 +77,13 @@ def _length(site: Site, attribute: str) -> int:
 
 
 def describe_by_columns(site: Site) -> Description | None:
-    """out[n, c] = f(x[n, c]), with parameters for each column or, then columns split, too, for all."""
-    if site.output_shape != site.shape(0):
-        return None
+    """out[..., c] = f(x[..., c]), with parameters for each column or, then columns split, too, for all."""
     out = output_indices(site)
+    if not out or site.output_shape != site.shape(0):
+        return None
     several = any(_length(site, name) > 1 for name in _PARAMETERS[site.node.op])
     fixed = {len(out) - 1} if several else set[int]()
     return with_whole_axes(site.node.op, out, [operand(0)[but(out, fixed)]], fixed)
-
-
-def describe_single(site: Site) -> Description | None:
-    """out[i...] = f(x[i...])."""
-    out = output_indices(site)
-    return with_whole_axes(site.node.op, out, [operand(0)[out]], ()) if out and site.output_shape == site.shape(0) else None
-
-
-def describe_normalizer(site: Site) -> Description | None:
-    """out[n, :] = x[n, :] divided by its norm."""
-    out = output_indices(site)
-    return with_whole_axes("Normalizer", out, [operand(0)[out[0], ALL]], {1}) if len(out) == 2 else None
-
-
-def describe_one_hot(site: Site) -> Description | None:
-    """out[i..., k] = whether x[i...] is category k."""
-    out = output_indices(site)
-    return Description(out, Opaque("OneHotEncoder", (operand(0)[out[:-1]],), out[-1:])) if site.output_shape[:-1] == site.shape(0) else None
 
 
 def describe_columns(site: Site) -> Description | None:
@@ -139,8 +123,6 @@ def describe_distances(site: Site) -> Description | None:
 
 register(OperatorRule(describe_estimator), *ESTIMATORS, domain=DOMAIN)
 register(OperatorRule(describe_by_columns), *_PARAMETERS, domain=DOMAIN)
-register(OperatorRule(describe_single), "Binarizer", "CategoryMapper", "LabelEncoder", domain=DOMAIN)
-register(OperatorRule(describe_normalizer), "Normalizer", domain=DOMAIN)
 register(OperatorRule(describe_one_hot), "OneHotEncoder", domain=DOMAIN)
 register(OperatorRule(describe_columns, localize_columns), "ArrayFeatureExtractor", domain=DOMAIN)
 register(OperatorRule(describe_vectorizer), "FeatureVectorizer", domain=DOMAIN)

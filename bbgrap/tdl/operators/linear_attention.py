@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from math import gcd
 
 from bbgrap.shapemap import ShapeMap
-from bbgrap.tdl.language import ALL, OPAQUE_FLOPS, Access, Description, Index, IndexExpression, ScalarCall, Subscript, operand
+from bbgrap.tdl.language import ALL, OPAQUE_FLOPS, Access, Description, Index, IndexExpression, Subscript, operand
 from bbgrap.tdl.operators.common import Reads, but, localize_units, output_indices, with_whole_axes
 from bbgrap.tdl.rule import LocalNode, OperatorRule, Site, register
 
@@ -38,13 +38,6 @@ def describe_causal_convolution(site: Site) -> Description | None:
     reads += [operand(3)[place]] if site.has(3) else []
     taps = 2 * site.shape(1)[-1]
     return with_whole_axes("convolution", out, reads, fixed, OPAQUE_FLOPS + taps, (place,) * (len(site.outputs) - 1))
-
-
-def describe_gate(site: Site) -> Description | None:
-    """decay[b, t, h] = scale[h] * softplus(a[b, t, h] + bias[h]), and update rates, a sigmoid of b[b, t, h]."""
-    out = output_indices(site)
-    reads = [operand(0)[out], operand(1)[(out[-1],)], operand(2)[(out[-1],)]] + ([operand(3)[out]] if site.has(3) else [])
-    return Description(out, ScalarCall("gate", tuple(reads)), extra=(out,) * (len(site.outputs) - 1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,4 +86,3 @@ def localize_linear_attention(site: Site, region: ShapeMap, reads: Reads) -> tup
 
 register(OperatorRule(describe_causal_convolution), "CausalConvWithState", domain=MICROSOFT)
 register(OperatorRule(describe_linear_attention, localize_linear_attention), "LinearAttention", domain=MICROSOFT)
-register(OperatorRule(describe_gate), "LinearAttentionGate", domain=MICROSOFT)

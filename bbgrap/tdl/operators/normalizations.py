@@ -92,15 +92,6 @@ def describe_instance_normalization(site: Site) -> Description | None:
     return with_whole_axes("normalize", out, reads, fixed)
 
 
-def describe_lp_normalization(site: Site) -> Description | None:
-    """out[..., j, ...] = x[..., j, ...] / norm of x[..., :, ...]."""
-    out = output_indices(site)
-    if not out:
-        return None
-    fixed = {site.integer("axis", -1) % len(out)}
-    return with_whole_axes("normalize", out, [operand(0)[but(out, fixed)]], fixed)
-
-
 def describe_mean_variance(site: Site) -> Description | None:
     """out[i...] = (x[i...] - mean) / deviation, both over the axes."""
     out = output_indices(site)
@@ -113,5 +104,4 @@ register(OperatorRule(describe_skip_normalization), "SkipLayerNormalization", "S
 register(OperatorRule(describe_embedding), "EmbedLayerNormalization", domain=MICROSOFT)
 register(OperatorRule(describe_gated_normalization, localize_gated_normalization), "GatedRMSNorm", domain=MICROSOFT)
 register(OperatorRule(describe_instance_normalization), "InstanceNormalization")
-register(OperatorRule(describe_lp_normalization), "LpNormalization")
 register(OperatorRule(describe_mean_variance), "MeanVarianceNormalization")

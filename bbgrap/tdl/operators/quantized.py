@@ -11,7 +11,7 @@ from math import prod
 from bbgrap.graph.types import Attribute
 from bbgrap.shapemap import ShapeMap
 from bbgrap.tdl.bit_sensitive import INT8_ACTIVATIONS
-from bbgrap.tdl.language import ALL, Access, Description, Index, IndexExpression, Opaque, ScalarCall, Sum, operand
+from bbgrap.tdl.language import ALL, Access, Description, Index, IndexExpression, ScalarCall, Sum, operand
 from bbgrap.tdl.operators.common import (
     Reads,
     broadcast,
@@ -46,12 +46,6 @@ def describe_quantization(site: Site) -> Description | None:
     if any(site.has(k) and site.shape(k) != (out[axis].extent,) for k in (1, 2)):
         return None
     return Description(out, ScalarCall("quantize", (operand(0)[out], *(operand(k)[(out[axis],)] for k in (1, 2) if site.has(k)))))
-
-
-def describe_dynamic_quantization(site: Site) -> Description | None:
-    """By the range of the whole x: no piece can be computed alone, but several machines may each compute all of it."""
-    out = output_indices(site)
-    return Description(out, Opaque("quantize", (whole(site, 0),), out), ((),) * (len(site.outputs) - 1)) if out else None
 
 
 def _per_channel(site: Site, number: int, channel: Index | None) -> Access | None:
@@ -255,7 +249,6 @@ def describe_qlinear_softmax(site: Site) -> Description | None:
 
 register(OperatorRule(describe_quantization), "QuantizeLinear", "DequantizeLinear")
 register(OperatorRule(describe_quantization), "QuantizeLinear", "DequantizeLinear", domain=MICROSOFT)
-register(OperatorRule(describe_dynamic_quantization), "DynamicQuantizeLinear")
 register(OperatorRule(describe_matmul_integer), "MatMulInteger")
 register(OperatorRule(describe_qlinear_matmul), "QLinearMatMul")
 register(OperatorRule(describe_matmul_integer_to_float), "MatMulIntegerToFloat", domain=MICROSOFT)

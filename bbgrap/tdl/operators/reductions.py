@@ -1,4 +1,4 @@
-"""Reductions along axes, and functions of a whole axis (softmax)."""
+"""Reductions along axes, and functions of a whole axis (softmax, norms)."""
 
 from __future__ import annotations
 
@@ -66,4 +66,5 @@ def describe_along_axis(site: Site) -> Description | None:
 
 
 register(OperatorRule(describe_reduction), *KINDS)
-register(OperatorRule(describe_along_axis), "Softmax", "LogSoftmax", "Hardmax")
+register(OperatorRule(describe_along_axis), "Softmax", "LogSoftmax", "Hardmax", "LpNormalization")
+register(OperatorRule(describe_along_axis), "Normalizer", domain="ai.onnx.ml")

@@ -198,12 +198,13 @@ def localize_shape(site: Site, region: ShapeMap, reads: Reads) -> tuple[LocalNod
 
 
 def describe_made(site: Site) -> Description | None:
-    """A tensor made of a few numbers: every piece would need them all, so all is one piece."""
+    """A tensor for which every piece would need all that is read, so all is one piece; several machines may each compute it."""
     out = output_indices(site)
-    return Description(out, Opaque(site.node.op, tuple(wholes(site, range(len(site.inputs)))), out)) if out else None
+    body = Opaque(site.node.op, tuple(wholes(site, range(len(site.inputs)))), out)
+    return Description(out, body, ((),) * (len(site.outputs) - 1)) if out else None
 
 
 register(OperatorRule(describe_reshape, localize_reshape), *RENAME_AXES)
 register(OperatorRule(describe_expand, localize_expand), "Expand")
 register(OperatorRule(describe_shape, localize_shape), "Shape")
-register(OperatorRule(describe_made), "Range", "ConstantOfShape")
+register(OperatorRule(describe_made), "Range", "ConstantOfShape", "DynamicQuantizeLinear")

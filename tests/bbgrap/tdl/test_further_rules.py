@@ -30,7 +30,7 @@ FOUR_ROWS = (tensor(3, 4, 5), tensor(1, 8, 5), tensor(1, 8, 2))
         ("only the places in use", "MaxPool", (MAP,), MAP, {"outputs": ("", "places"), "attributes": {"kernel_shape": (1, 1)}}),
         ("scale along other axes", "LayerNormalization", (MATRIX, tensor(6, 8)), MATRIX, {}),
         ("nothing left to split", "LayerNormalization", (MATRIX, tensor(6, 8)), MATRIX, {"attributes": {"axis": 0}}),
-        ("nothing left to split", "LpNormalization", (tensor(8),), tensor(8), {}),
+        ("nothing left to split", "MeanVarianceNormalization", (MATRIX,), MATRIX, {"attributes": {"axes": (0, 1)}}),
         ("no axis", "LpNormalization", (SCALAR,), SCALAR, {}),
         ("no axis", "ArgMax", (SCALAR,), SCALAR, {}),
         ("no axis", "GatherElements", (SCALAR, SCALAR), SCALAR, {}),
