@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from bbgrap.shapemap import IntervalSet, ShapeMap
-from bbgrap.tdl.language import All, Bordered, Description, Index, IndexExpression, Quotient, Remainder, Subscript, Sum2, bounds
+from bbgrap.tdl.language import All, Description, Index, IndexExpression, Quotient, Remainder, Subscript, Sum2, bounds
 
 MOST_RANGES = 32
 """Ranges that an axis of a region may have: chosen; every one is a piece to copy."""
@@ -77,21 +77,5 @@ def _values(expression: IndexExpression, wanted: IntervalSet, most: int) -> Mapp
             if len(starts) * len(ranges) > most:
                 return None
             return _values(inner, IntervalSet.of(*((start + r.start, start + r.stop) for start in starts for r in ranges)), most)
-        case Bordered(expression=inner, extent=extent, border=border):
-            return _values(inner, _behind_borders(wanted.clip(extent), extent, border), most)
         case _:
             return None
-
-
-def _behind_borders(wanted: IntervalSet, extent: int, border: str) -> IntervalSet:
-    """Return what stands for a wanted element of an axis, inside of it or beyond its borders."""
-    last = extent - 1
-    if border == "edge":
-        beyond = [
-            outside
-            for element, outside in ((0, (-_FAR, 0)), (last, (extent, _FAR)))
-            if wanted.issuperset(IntervalSet.of((element, element + 1)))
-        ]
-    else:
-        beyond = [(turn - r.stop + 1, turn - r.start + 1) for turn in (0, 2 * last) for r in wanted.ranges]
-    return IntervalSet.of(*wanted.ranges, *beyond)

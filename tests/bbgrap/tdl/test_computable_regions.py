@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from bbgrap.shapemap import IntervalSet, ShapeMap
 from bbgrap.tdl import computable, input_regions
 from bbgrap.tdl.computable_regions import MOST_RANGES
-from bbgrap.tdl.language import Bordered, Constant, Description, Index, operand
+from bbgrap.tdl.language import Constant, Description, Index, operand
 from tests.bbgrap.tdl.test_operators import CASES, FEWER, label
 from tests.bbgrap.tdl.verifier import Case, Whole
 from tests.strategies import shape_maps, shapes
@@ -62,13 +62,3 @@ def test_too_many_ranges_and_sums_of_indices_are_given_up():
     x, y = Index("x", 4), Index("y", 4)
     assert computable(Description((x, y), operand(0)[(x + y,)]), [ShapeMap.of((0, 3))], [(7,)]) is None
     assert computable(Description((x,), operand(0)[(Constant(2),)]), [ShapeMap.of((0, 2))], [(4,)]) is None
-
-
-@given(st.sampled_from(("edge", "reflect")), st.integers(2, 6), st.data())
-def test_of_a_border_all_that_stands_for_held_elements_is_found(border, extent, data):
-    before, after = data.draw(st.integers(0, extent - 1)), data.draw(st.integers(0, extent - 1))
-    x = Index("x", before + extent + after)
-    held = data.draw(shape_maps((extent,)))
-    region = computable(Description((x,), operand(0)[(Bordered(x - before, extent, border),)]), [held], [(extent,)])
-    stands_for = np.pad(np.arange(extent), (before, after), border)
-    assert list(region.axes[0]) == [at for at, element in enumerate(stands_for) if element in list(held.axes[0])]
