@@ -83,6 +83,10 @@ class AttentionReads:
         """Return the elements of the element's group, along an axis that has so many for each."""
         return ALL if self.group is None else self.group * size + Index(f"r{size}", size)
 
+    def caches(self, count: int) -> tuple[tuple[Subscript, ...], ...]:
+        """Return the subscripts of further outputs that hold keys or values of all words so far, [batch, key heads, words, elements]."""
+        return ((self.batch, ALL if self.group is None else self.group, ALL, ALL),) * count
+
     def bias(self, number: int) -> Access:
         """Read a mask or bias that broadcasts to [batch, query heads, queries, keys]."""
         places: tuple[Subscript, ...] = (self.batch, self.of_group(self.heads.shared), self.query, ALL)
@@ -108,10 +112,16 @@ def attention_reads(site: Site, out: tuple[Index, ...], *, queries: bool, heads:
 
 
 def describe_attention(site: Site) -> Description | None:
-    """Y[b, h, s, :] = softmax(Q[b, h, s, :] · K[b, h // R, :, :] + mask) · V[b, h // R, :, :]."""
+    """Y[b, h, s, :] = softmax(Q[b, h, s, :] · K[b, h // R, :, :] + mask) · V[b, h // R, :, :].
+
+    With a past, keys and values of all words so far may be further outputs, split with their heads.
+    """
+    caches = len(site.node.outputs) - 1
+    if caches not in (0, 2):
+        return None
     knows_place = site.integer("is_causal", 0) or any(site.integer(f"{side}_window_size", -1) != -1 for side in ("left", "right"))
     out = output_indices(site)
-    place, fixed = attention_reads(site, out, queries=not knows_place, heads=True)
+    place, fixed = attention_reads(site, out, queries=not knows_place and not caches, heads=True)
     reads = [place.rows(0, of_query=True), place.rows(1, of_query=False), place.rows(2, of_query=False)]
     if site.has(3):
         reads.append(place.bias(3))
@@ -119,7 +129,7 @@ def describe_attention(site: Site) -> Description | None:
     if site.has(6):
         reads.append(operand(6)[(out[0],)])
     keys = sum(site.shape(k)[-2] for k in (1, 4) if site.has(k))
-    return with_whole_axes("attention", out, reads, fixed, attention_flops(keys))
+    return with_whole_axes("attention", out, reads, fixed, attention_flops(keys), place.caches(caches))
 
 
 def localize_attention(site: Site, region: ShapeMap, reads: Reads) -> tuple[LocalNode, ...]:
@@ -158,8 +168,7 @@ def describe_multi_head_attention(site: Site) -> Description | None:
         reads.append(place.bias(5))
     reads += [place.rows(k, of_query=False) for k in (6, 7) if site.has(k)]
     keys = sum(site.shape(k)[-2] for k in (1, 6) if site.has(k))
-    head: Subscript = ALL if place.group is None else place.group
-    return with_whole_axes("attention", out, reads, fixed, attention_flops(keys), ((out[0], head, ALL, ALL),) * caches)
+    return with_whole_axes("attention", out, reads, fixed, attention_flops(keys), place.caches(caches))
 
 
 def describe_fused_attention(site: Site) -> Description | None:

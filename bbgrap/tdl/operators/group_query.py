@@ -10,7 +10,7 @@ that they share, with its part of the cache.
 
 from __future__ import annotations
 
-from bbgrap.tdl.language import ALL, Description, Subscript, operand
+from bbgrap.tdl.language import ALL, Description, operand
 from bbgrap.tdl.operators.attention import MICROSOFT, attention_flops, attention_reads, localize_attention
 from bbgrap.tdl.operators.common import output_indices, wholes, with_whole_axes
 from bbgrap.tdl.rule import OperatorRule, Site, register
@@ -45,10 +45,8 @@ def describe_group_query(site: Site) -> Description | None:
         reads.append(place.bias(BIAS))
     if site.has(SINK):
         reads.append(operand(SINK)[(place.of_group(place.heads.shared),)])
-    group: Subscript = ALL if place.group is None else place.group
     keys = site.shape(1)[1] + (site.shape(PAST_KEY)[2] if site.has(PAST_KEY) else 0)
-    caches = ((batch, group, ALL, ALL),) * (len(site.outputs) - 1)
-    return with_whole_axes("attention", out, reads, fixed, attention_flops(keys), caches)
+    return with_whole_axes("attention", out, reads, fixed, attention_flops(keys), place.caches(len(site.outputs) - 1))
 
 
 register(OperatorRule(describe_group_query, localize_attention), "GroupQueryAttention", domain=MICROSOFT)

@@ -118,20 +118,24 @@ def _mask(draw: Draw, batch: int, heads: int, queries: int, keys: int) -> Array 
 
 @st.composite
 def attention(draw: Draw) -> Case:
-    """Attention: rank 3 and 4, shared key heads, masks of every rank, causal or not."""
+    """Attention: rank 3 and 4, shared key heads, masks of every rank, causal or not; with a past, of which all words are put out."""
     batch, keys_heads, shared, queries, keys = draw(st.tuples(*[st.integers(1, 3)] * 5))
     size, value_size = draw(st.integers(1, 4)), draw(st.integers(1, 4))
     heads = keys_heads * shared
     causal = draw(st.integers(0, 3)) == 0
     sizes = [(heads, queries, size), (keys_heads, keys, size), (keys_heads, keys, value_size)]
     packed = draw(st.booleans())
-    operands = [floats(draw, batch, s, h * d) if packed else floats(draw, batch, h, s, d) for h, s, d in sizes]
+    operands: list[Array | None] = [floats(draw, batch, s, h * d) if packed else floats(draw, batch, h, s, d) for h, s, d in sizes]
     attributes: dict[str, Attribute] = {"q_num_heads": heads, "kv_num_heads": keys_heads} if packed else {}
-    mask = _mask(draw, batch, heads, queries, keys)
+    past = draw(st.sampled_from((0, 0, 2)))
+    operands += [_mask(draw, batch, heads, queries, keys + past)]
+    operands += [floats(draw, batch, keys_heads, past, d) for d in (size, value_size)] if past else []
     several = frozenset((0, 1 if packed else 2)) | (frozenset() if packed or shared > 1 else frozenset((1,)))
+    while operands[-1] is None:
+        operands.pop()
     return Case(
-        "Attention", (*operands, mask) if mask is not None else tuple(operands), attributes | {"is_causal": int(causal)},
-        opset=23, exact=False, loose=None, several_ranges=several,
+        "Attention", tuple(operands), attributes | {"is_causal": int(causal)},
+        opset=23, exact=False, loose=None, several_ranges=several, further=(1, 2) if past else (),
     )  # fmt: skip
 
 
