@@ -5,41 +5,67 @@ What an index points at is only known at run time, so the axis it points into is
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 import numpy as np
 
-from bbgrap.graph import DType
-from bbgrap.shapemap import ShapeMap
-from bbgrap.tdl.language import ALL, Description, Index, Opaque, ScalarCall, Sum, operand
+from bbgrap.graph import Array, DType
+from bbgrap.shapemap import IntervalSet, ShapeMap
+from bbgrap.tdl.language import ALL, Constant, Description, Index, IndexExpression, Opaque, ScalarCall, Subscript, Sum, operand
 from bbgrap.tdl.operators.common import Reads, but, output_indices, whole, wholes, with_whole_axes
 from bbgrap.tdl.rule import ConstantOperand, Input, LocalNode, OperatorRule, Site, register, same_node
 
 
-def _single_index(site: Site) -> int | None:
-    """Return the one index of a Gather that is a constant of one element, not negative; None for any other, and of an axis that moves."""
+@dataclass(frozen=True, slots=True)
+class _Places:
+    """What a Gather takes: place `first + step0 * j0 + step1 * j1 + ...` for the index at `[j0, j1, ...]`, no step negative."""
+
+    elements: Array
+    """The indices themselves."""
+    first: int
+    steps: tuple[int, ...]
+
+    def at(self, chosen: Sequence[Index]) -> IndexExpression:
+        """Return the place for the index at these indices."""
+        place: IndexExpression = Constant(self.first)
+        for index, step in zip(chosen, self.steps, strict=True):
+            place = index * step + place if step else place
+        return place
+
+
+def _places(site: Site) -> _Places | None:
+    """Return the places of constant indices in equal steps: one, every second, or frames of a signal; None for any other."""
     given, axis = site.constant(1), site.integer("axis", 0) % len(site.shape(0))
-    if given is None or given.size != 1 or axis in site.moving[0]:
+    if given is None or not given.size or axis in site.moving[0]:
         return None
-    extent = site.shape(0)[axis]
-    index = int(given.reshape(()))
-    return index + extent if index < 0 else index
+    indices = np.where(given < 0, given + site.shape(0)[axis], given).astype(np.int64)
+    if indices.size > 1 and site.constant(0) is not None:
+        return None  # a table, which can be divided
+    first = int(indices.flat[0])
+    steps = (int(np.take(indices, 1, axis).flat[0]) - first if extent > 1 else 0 for axis, extent in enumerate(indices.shape))
+    found = _Places(indices, first, tuple(steps))
+    regular = sum((step * place for step, place in zip(found.steps, np.indices(indices.shape), strict=True)), np.int64(first))
+    return found if min(found.steps, default=0) >= 0 and np.array_equal(indices, np.broadcast_to(regular, indices.shape)) else None
 
 
 def describe_gather(site: Site) -> Description | None:
-    """out[before..., j..., after...] = data[before..., indices[j...], after...]; a single constant index reads only its place.
+    """out[before..., j..., after...] = data[before..., indices[j...], after...]; constant indices in equal steps read only their places.
 
     Of a table that is a weight: sum over k of data[before..., k, after...] where indices[j...] is k, so that it can be divided.
     """
     out = output_indices(site)
     axis, count = site.integer("axis", 0) % len(site.shape(0)), len(site.shape(1))
     before, chosen, after = out[:axis], out[axis : axis + count], out[axis + count :]
-    single = _single_index(site)
+    places = _places(site)
+    place: Subscript = ALL if places is None else places.at(chosen)
     if after and site.outputs[0].dtype is DType.STRING:
         # Of the strings after the axis onnxruntime (1.31) copies only the first, and leaves the others empty: each piece would have one.
-        data = operand(0)[*before, ALL if single is None else single, *(ALL,) * len(after)]
-        indices = [operand(1)[chosen]] if single is None else []
+        data = operand(0)[*before, place, *(ALL,) * len(after)]
+        indices = [operand(1)[chosen]] if places is None else []
         return with_whole_axes("gather", out, [data, *indices], range(axis + count, len(out)))
-    if single is not None:
-        return Description(out, ScalarCall("gather", (operand(0)[*before, single, *after],)))
+    if places is not None:
+        return Description(out, ScalarCall("gather", (operand(0)[*before, place, *after],)))
     if site.constant(0) is None:
         return Description(out, ScalarCall("gather", (operand(0)[*before, ALL, *after], operand(1)[chosen])))
     k = Index("k", site.shape(0)[axis])
@@ -47,11 +73,20 @@ def describe_gather(site: Site) -> Description | None:
 
 
 def localize_gather(site: Site, region: ShapeMap, reads: Reads) -> tuple[LocalNode, ...]:
-    """The same Gather; of a single index only its own place was read, which is now the first."""
-    given = site.constant(1)
-    if _single_index(site) is None or given is None:
+    """The same Gather; of constant indices in equal steps those of the region, counted among the places that were read."""
+    places, read = _places(site), reads[0]
+    if places is None or read is None:
         return same_node(site, region, reads)
-    return (LocalNode("Gather", (Input(0), ConstantOperand(np.zeros_like(given))), site.node.attributes),)
+    axis = site.integer("axis", 0) % len(site.shape(0))
+    own = region.axes[axis : axis + places.elements.ndim]
+    wanted = places.elements[np.ix_(*(_elements(part) for part in own))] if own else places.elements
+    local = np.searchsorted(_elements(read.axes[axis]), wanted)
+    return (LocalNode("Gather", (Input(0), ConstantOperand(local)), site.node.attributes),)
+
+
+def _elements(part: IntervalSet) -> Array:
+    """Return the elements of a set, in order."""
+    return np.concatenate([np.arange(of.start, of.stop) for of in part.ranges] or [np.arange(0)])
 
 
 def describe_gather_block_quantized(site: Site) -> Description | None:

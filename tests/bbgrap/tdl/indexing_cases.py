@@ -4,6 +4,7 @@ from collections.abc import Callable
 from functools import partial
 
 import numpy as np
+from hypothesis import assume
 from hypothesis import strategies as st
 
 from bbgrap.graph.types import Array, Attribute
@@ -25,13 +26,21 @@ def axis_of(draw: Draw, rank: int, *, least: int = 0) -> tuple[int, int]:
 
 @st.composite
 def gather(draw: Draw) -> Case:
-    """Gather of data or of a table, with indices that are data, constants, or a single constant, some negative."""
+    """Gather of data or of a table, with indices that are data, constants, in equal steps or a single one, some negative."""
     shape = draw(shapes(least=1, most=3, extent=5))
     axis, given_axis = axis_of(draw, len(shape))
     indices = np.asarray(random_of(draw).integers(-shape[axis], shape[axis], draw(shapes(most=2, extent=4))))
     constant = draw(st.booleans())
     if constant and draw(st.booleans()):
         indices = np.full(draw(st.sampled_from(((), (1,), (1, 1)))), indices.flat[0])
+    steps = draw(st.lists(st.integers(0, 2), max_size=2))
+    if constant and draw(st.booleans()):
+        extents = [draw(st.integers(1, 3)) for _ in steps]
+        reach = sum(step * (extent - 1) for step, extent in zip(steps, extents, strict=True))
+        assume(reach < shape[axis])
+        first = draw(st.integers(0, shape[axis] - reach - 1))
+        regular = sum((step * place for step, place in zip(steps, np.indices(extents), strict=True)), np.array(first))
+        indices = np.broadcast_to(regular, extents) - shape[axis] * draw(st.booleans())
     loose = frozenset() if constant and indices.size == 1 else None
     parameters = frozenset((1,)) if constant else frozenset((0,)) if draw(st.booleans()) else frozenset[int]()
     return Case("Gather", (distinct(draw, *shape), indices), {"axis": given_axis}, parameters, loose=loose, below={1: shape[axis]})

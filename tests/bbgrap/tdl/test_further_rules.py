@@ -85,6 +85,16 @@ def test_a_single_constant_index_reads_only_its_place():
     assert local.reads == (ShapeMap.of((0, 1), (1, 2), (0, 4)), None)
 
 
+def test_frames_that_constant_indices_gather_are_windows_with_a_halo():
+    """As torch writes `unfold`: frame f is the words from 2 f to 2 f + 3."""
+    frames = 2 * np.arange(4)[:, None] + np.arange(4)
+    whole = Whole(Case("Gather", (np.arange(20, dtype=np.float32).reshape(2, 10), frames), {"axis": 1}, frozenset((1,))))
+    region = ShapeMap.of((0, 2), (2, 4), (0, 4))
+    local = whole.localize(region)
+    assert local.reads == (ShapeMap.of((0, 2), (4, 10)), None)
+    check_numeric(whole, region, local)
+
+
 @pytest.mark.parametrize("indices", [np.array([2, 0]), np.array(-1)])
 def test_texts_behind_the_axis_of_a_gather_stay_together(indices):
     """Of them onnxruntime copies the first alone, wherever a piece begins."""
