@@ -30,7 +30,7 @@ class InprocNetwork:
 
 
 class InprocDataPlane:
-    """One process's end; see `bbgrap.transport.data.DataPlane` for what its methods promise."""
+    """One process's end; see `bbgrap.transport.tcp.TcpDataPlane` for what its methods promise."""
 
     def __init__(self, network: InprocNetwork, address: str) -> None:
         """Belong to a network; use `InprocNetwork.plane`."""
@@ -42,31 +42,31 @@ class InprocDataPlane:
         self._users: Counter[str] = Counter()
 
     def connect(self, address: str, fingerprint: str = "") -> None:
-        """See `DataPlane.connect`."""
+        """See `TcpDataPlane.connect`."""
         del fingerprint
         self._users[address] += 1
 
     def disconnect(self, address: str) -> None:
-        """See `DataPlane.disconnect`."""
+        """See `TcpDataPlane.disconnect`."""
         if self._users[address]:
             self._users[address] -= 1
 
     def allow(self, fingerprints: Iterable[str]) -> None:
-        """See `DataPlane.allow`."""
+        """See `TcpDataPlane.allow`."""
 
     def send(self, address: str, header: BytesLike, *payload: BytesLike) -> None:
-        """See `DataPlane.send`."""
+        """See `TcpDataPlane.send`."""
         theirs = self._network.queues.get(address)
         if self._users[address] and theirs is not None:
             theirs.put(Arrival(header, b"".join(payload)))
 
     def round_trip_s(self, address: str) -> float:
-        """See `DataPlane.round_trip_s`."""
+        """See `TcpDataPlane.round_trip_s`."""
         del address
         return 0.0
 
     def receive(self, timeout_s: float | None, spin_s: float = 0.0) -> Arrival | None:
-        """See `DataPlane.receive`; it never waits busily."""
+        """See `TcpDataPlane.receive`; it never waits busily."""
         del spin_s
         try:
             return self._queue.get_nowait() if timeout_s == 0 else self._queue.get(timeout=timeout_s)
@@ -74,9 +74,9 @@ class InprocDataPlane:
             return None
 
     def wake(self) -> None:
-        """See `DataPlane.wake`."""
+        """See `TcpDataPlane.wake`."""
         self._queue.put(None)
 
     def close(self) -> None:
-        """See `DataPlane.close`."""
+        """See `TcpDataPlane.close`."""
         self._network.queues.pop(self.address, None)

@@ -23,9 +23,10 @@ from bbgrap.protocol.data import Frame, Kind, SequenceStart, unpack_number
 from bbgrap.protocol.messages import BytesLike, Peer, Recorded, RequestFailed
 from bbgrap.runtime.execution import Execution, Kernel, SendParts
 from bbgrap.runtime.recording import Clock
-from bbgrap.transport.data import Arrival, DataPlane, OnBroken, nobody_listens
+from bbgrap.transport.data import Arrival, OnBroken, nobody_listens
 from bbgrap.transport.peer_warnings import PeerWarnings
 from bbgrap.transport.pings import MAX_PONG_BYTES, PingAnswers, question
+from bbgrap.transport.tcp import TcpDataPlane
 from bbgrap_agent.deployment import Deployment
 from bbgrap_agent.early_messages import EarlyMessages, RequestKey
 from bbgrap_agent.progress import WorkerProgress
@@ -71,7 +72,7 @@ class Executor:
 
     def __init__(
         self,
-        plane: DataPlane,
+        plane: TcpDataPlane,
         say: Callable[[RequestFailed | Recorded], None],
         clock: Clock = time.perf_counter_ns,
         *,

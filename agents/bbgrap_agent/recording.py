@@ -16,7 +16,7 @@ from bbgrap.graph.types import Array
 from bbgrap.protocol.data import Frame, Kind, pack_number, unpack_number
 from bbgrap.protocol.messages import BytesLike, Recorded
 from bbgrap.runtime.recording import Clock, RecordedExecution, RoundTrip, labels_of
-from bbgrap.transport.data import DataPlane
+from bbgrap.transport.tcp import TcpDataPlane
 from bbgrap_agent.deployment import Deployment
 from bbgrap_agent.early_messages import RequestKey
 
@@ -44,7 +44,7 @@ class Recorder:
     Invariants: the data plane is connected to the host of every recording.
     """
 
-    def __init__(self, plane: DataPlane, clock: Clock, say: Callable[[Recorded], None]) -> None:
+    def __init__(self, plane: TcpDataPlane, clock: Clock, say: Callable[[Recorded], None]) -> None:
         """Use the executor's data plane; `say` is called from its thread."""
         self._plane = plane
         self._clock = clock

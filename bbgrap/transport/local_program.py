@@ -12,7 +12,8 @@ from bbgrap.protocol.message_layout import MessageLayout, layouts_received, layo
 from bbgrap.protocol.messages import Peer
 from bbgrap.runtime.execution import SlicePlan
 from bbgrap.runtime.schedule import LocalSend, Schedule
-from bbgrap.transport.data import Arrival, DataPlane
+from bbgrap.transport.data import Arrival
+from bbgrap.transport.tcp import TcpDataPlane
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,7 @@ class LocalProgram:
         self.check_source(frame.source, arrival.peer)
         return unpack(layout, arrival.payload)
 
-    def send(self, plane: DataPlane, request: int, step: LocalSend, arrays: Mapping[int, Array]) -> None:
+    def send(self, plane: TcpDataPlane, request: int, step: LocalSend, arrays: Mapping[int, Array]) -> None:
         """Send the parts of a step out of these arrays, which are those of the buffers by number.
 
         Raises:

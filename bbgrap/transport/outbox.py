@@ -80,7 +80,10 @@ class Outbox:
         self._thread: threading.Thread | None = None
 
     def connect(self, address: str, fingerprint: str = "") -> None:
-        """See `DataPlane.connect`."""
+        """Make `send` to an address possible, if that peer is there; calls are counted.
+
+        Who called last says which peer it is; what was sent to another one is lost, which `on_broken` is told.
+        """
         with self._lock:
             outgoing = self._outgoing.get(address)
             if outgoing is None:
@@ -99,7 +102,7 @@ class Outbox:
         self._calls.put(None)
 
     def disconnect(self, address: str) -> None:
-        """Undo one `connect`."""
+        """Undo one `connect`; what is queued after the last one may be lost."""
         with self._lock:
             outgoing = self._outgoing.get(address)
             if outgoing is None:
@@ -136,7 +139,7 @@ class Outbox:
         self._calls.put(None)
 
     def round_trip_s(self, address: str) -> float:
-        """See `DataPlane.round_trip_s`."""
+        """Return how many seconds packets take to an address and back, from any thread; 0: it has not taken a connection, or is here."""
         with self._lock:
             outgoing = self._outgoing.get(address)
             return 0.0 if outgoing is None or outgoing.socket is None else round_trip_s(outgoing.socket)

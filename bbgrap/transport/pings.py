@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from bbgrap.protocol.data import Frame, Kind
 from bbgrap.protocol.messages import BytesLike, Peer
-from bbgrap.transport.data import DataPlane
+from bbgrap.transport.tcp import TcpDataPlane
 
 MAX_PONG_BYTES = 4 << 20
 """The largest answer to a ping."""
@@ -28,7 +28,7 @@ class PingAnswers:
     Invariants: the plane is connected to the addresses that may ask, which are known with their fingerprints.
     """
 
-    def __init__(self, plane: DataPlane) -> None:
+    def __init__(self, plane: TcpDataPlane) -> None:
         self._plane = plane
         self._peers: dict[str, str] = {}
 

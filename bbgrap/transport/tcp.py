@@ -1,4 +1,4 @@
-"""The data plane over TCP, plain or with TLS: one connection per direction and pair of devices.
+"""The data plane, one-way messages from device to device: over TCP, plain or with TLS, one connection per direction and pair of devices.
 
     Outbox ──► connections to others          the sender's thread, and a writer thread for what the network does not take at once
     connections of others ──► receive()       the receiver's thread
@@ -6,7 +6,10 @@
 Of a large payload the system tells only when a good piece of it is there: each look would take its core from a kernel. And it takes in what
 comes for somebody who computes: without being told that much is wanted, Linux stops to acknowledge what nobody reads (decision 23).
 
-Laws: see `bbgrap.transport.data`; whoever sends other bytes than messages loses its connection, and takes no memory to speak of.
+Laws (`tests/bbgrap/transport/check_transport.py`): messages of one sender to one receiver arrive in order, once, unchanged and without a
+gap, or the sender's `on_broken` has been told of the gap before anything arrives that was sent after it; `send` never waits, and what does
+not fit into the network goes out by itself, whatever the sender does; `receive` returns at once when a message or a wake-up is there; only
+`wake` may be called from another thread; whoever sends other bytes than messages loses its connection, and takes no memory to speak of.
 """
 
 from __future__ import annotations
@@ -99,12 +102,16 @@ class TcpDataPlane:
         self._listener = listen_at(bind) if isinstance(bind, str) else bind
         port = self._listener.getsockname()[1]
         self.address = f"tcp://{advertise}:{port}"
+        """Where others reach this one."""
         self.admit: Admit = lambda header, size, peer: True
+        """Asked before memory is taken for a large payload; the payload of a message that is refused is read and forgotten."""
         self.on_broken: OnBroken = nobody_listens
+        """Set before the first `connect`. It is told when a connection broke that had carried messages, when none can be made for a second
+        (and again every 5 s), and when an address takes nothing while ever more waits for it."""
         self._memories = None if identity is None else memories
         client = None if identity is None else client_context(identity)
         self._outbox = Outbox(lambda address, reason: self.on_broken(address, reason), client, self._memories)
-        self.connect, self.disconnect = self._outbox.connect, self._outbox.disconnect
+        self.connect, self.disconnect, self.round_trip_s = self._outbox.connect, self._outbox.disconnect, self._outbox.round_trip_s
         self._calls: WakeupQueue[None] = WakeupQueue()
         self._wake_lock = threading.Lock()
         self._closed = False
@@ -129,7 +136,7 @@ class TcpDataPlane:
         return self._selector.fileno()
 
     def allow(self, fingerprints: Iterable[str]) -> None:
-        """See `DataPlane.allow`; by the thread that receives."""
+        """Let these peers connect to this plane, and cut off all others at once; without certificates everybody may. Where it receives."""
         if self._acceptor is None:
             return
         self._acceptor.allowed = allowed = frozenset(fingerprints)
@@ -138,12 +145,11 @@ class TcpDataPlane:
         self._arrived = deque(arrival for arrival in self._arrived if arrival.peer in allowed)
 
     def send(self, address: str, header: BytesLike, *payload: BytesLike) -> None:
-        """See `DataPlane.send`."""
-        self._outbox.send(address, header, payload)
+        """Send a message whose payload is given in pieces; they are kept until they are sent, and must not change any more.
 
-    def round_trip_s(self, address: str) -> float:
-        """See `DataPlane.round_trip_s`."""
-        return self._outbox.round_trip_s(address)
+        To an address that nobody has connected to it is lost.
+        """
+        self._outbox.send(address, header, payload)
 
     def moving(self) -> frozenset[str]:
         """Return who has sent something, or said what has come of what it is sent, since this was asked last: by fingerprint.
@@ -155,7 +161,10 @@ class TcpDataPlane:
         return frozenset(came | self._outbox.moving()) - {""}
 
     def receive(self, timeout_s: float | None, spin_s: float = 0.0) -> Arrival | None:
-        """See `DataPlane.receive`."""
+        """Return the next message; None after the timeout (None: never; 0: at once) or a wake-up.
+
+        For the first `spin_s` seconds it waits busily: a core that has gone to sleep takes longer to wake than a message travels.
+        """
         if not self._arrived:
             self._wait(timeout_s, spin_s)
         if not self._arrived:
@@ -165,13 +174,13 @@ class TcpDataPlane:
         return self._arrived.popleft()
 
     def wake(self) -> None:
-        """See `DataPlane.wake`."""
+        """Make `receive` return; from any thread."""
         with self._wake_lock:
             if not self._closed:
                 self._calls.put(None)
 
     def close(self) -> None:
-        """See `DataPlane.close`."""
+        """Close everything; what is queued has a fraction of a second to go out."""
         with self._wake_lock:
             self._closed = True
         self._outbox.close()

@@ -24,10 +24,11 @@ from bbgrap.protocol.tensors import decode_array, encode_array
 from bbgrap.runtime.execution import Execution, SlicePlan
 from bbgrap.runtime.recording import RecordedExecution, labels_of
 from bbgrap.runtime.schedule import Schedule
-from bbgrap.transport.data import Arrival, DataPlane, OnBroken, nobody_listens
+from bbgrap.transport.data import Arrival, OnBroken, nobody_listens
 from bbgrap.transport.local_program import LocalProgram
 from bbgrap.transport.peer_warnings import PeerWarnings
 from bbgrap.transport.pings import PingAnswers
+from bbgrap.transport.tcp import TcpDataPlane
 
 _log = logging.getLogger("bbgrap.coordinator")
 
@@ -66,7 +67,7 @@ class HostExecutor:
     Invariants: a running request's deployment is installed.
     """
 
-    def __init__(self, plane: DataPlane, on_broken: OnBroken = nobody_listens) -> None:
+    def __init__(self, plane: TcpDataPlane, on_broken: OnBroken = nobody_listens) -> None:
         """Use a data plane that belongs to the same thread.
 
         `on_broken(address, reason)` is called from a thread of the data plane: messages to that address may be lost.

@@ -6,12 +6,13 @@ import threading
 import time
 from collections.abc import Callable
 
-from bbgrap.transport.data import Arrival, DataPlane
+from bbgrap.transport.data import Arrival
+from bbgrap.transport.tcp import TcpDataPlane
 
-OpenPlane = Callable[[], DataPlane]
+OpenPlane = Callable[[], TcpDataPlane]
 
 
-def receive(plane: DataPlane, *senders: DataPlane, timeout_s: float = 5.0) -> Arrival:
+def receive(plane: TcpDataPlane, *senders: TcpDataPlane, timeout_s: float = 5.0) -> Arrival:
     """Return the next message; wake-ups in between are allowed. The senders are served meanwhile, as their threads would."""
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
@@ -133,7 +134,7 @@ def _never_waits(open_plane: OpenPlane) -> None:
     _close(a, b)
 
 
-def receive_both(a: DataPlane, b: DataPlane) -> tuple[bytes, bytes]:
+def receive_both(a: TcpDataPlane, b: TcpDataPlane) -> tuple[bytes, bytes]:
     """Take one message of each; both go on sending what had to wait while they receive."""
     came: dict[int, bytes] = {}
     deadline = time.monotonic() + 10
@@ -155,6 +156,6 @@ def _late_receiver(open_plane: OpenPlane) -> None:
     _close(a, b)
 
 
-def _close(*planes: DataPlane) -> None:
+def _close(*planes: TcpDataPlane) -> None:
     for plane in planes:
         plane.close()
