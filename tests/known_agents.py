@@ -68,5 +68,5 @@ def known_cluster(
 def lasting_cluster(agents: int, cache_dir: Path, coordinator: Sequence[str] = PLAIN, *, pin: bool = False) -> Iterator[LocalCluster]:
     """Start a cluster of known agents for several tests: sessions that name no cluster are not for it, though it is there."""
     with known_cluster(agents, cache_dir, coordinator, pin=pin) as cluster:
-        own_cluster.leave(cluster.connection)
+        own_cluster._enclosing.remove(cluster.connection)
         yield cluster

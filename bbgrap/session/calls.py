@@ -160,11 +160,7 @@ class Calls:
         return next(self._numbers)
 
     def ask(self, message: Call, expected: type[A], on_progress: OnProgress | None = None, timeout_s: float | None = None) -> A:
-        """Make a call and return its answer; a failure is raised as the error of its kind.
-
-        Raises:
-            TimeoutError: if there is no answer within `timeout_s` seconds.
-        """
+        """Do as `try_call` does; a failure is raised as the error of its kind."""
         try:
             return self.try_call(message, expected, on_progress, timeout_s)
         except CallFailedError as failed:

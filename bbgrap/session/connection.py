@@ -19,22 +19,17 @@ COORDINATOR = "BBGRAP_COORDINATOR"
 
 
 class Connection(Calls):
-    """A connection to one coordinator."""
+    """A connection to one coordinator.
+
+    What takes `timeout_s` raises TimeoutError if there is no answer within so many seconds.
+    """
 
     def nodes(self, timeout_s: float | None = None) -> tuple[NodeStatus, ...]:
-        """Return the agents that live.
-
-        Raises:
-            TimeoutError: if there is no answer within `timeout_s` seconds.
-        """
+        """Return the agents that live."""
         return self.ask(ListNodes(self.number()), Nodes, timeout_s=timeout_s).nodes
 
     def status(self, events_after: int = 0, timeout_s: float | None = None) -> Status:
-        """Return how the cluster is: nodes, links, models and what serves them, counters; of what happened, events after that number.
-
-        Raises:
-            TimeoutError: if there is no answer within `timeout_s` seconds.
-        """
+        """Return how the cluster is: nodes, links, models and what serves them, counters; of what happened, events after that number."""
         return self.ask(ReadStatus(self.number(), events_after), Status, timeout_s=timeout_s)
 
     def shown_plan(self, plan: str, timeout_s: float | None = None) -> PlanShown:
@@ -42,7 +37,6 @@ class Connection(Calls):
 
         Raises:
             ExecutionError: if there is no such plan any more.
-            TimeoutError: if there is no answer within `timeout_s` seconds.
         """
         return self.ask(ReadPlan(self.number(), plan), PlanShown, timeout_s=timeout_s)
 
@@ -50,18 +44,11 @@ class Connection(Calls):
         """Measure one node, or all of them, and return what was found.
 
         They work at once, as they will, and then measure their links, one node after the other.
-
-        Raises:
-            TimeoutError: if there is no answer within `timeout_s` seconds.
         """
         return self.ask(MeasureNodes(self.number(), node), Profiles, on_progress, timeout_s).profiles
 
     def measure_unknown(self, on_progress: OnProgress | None = None, timeout_s: float | None = None) -> tuple[NodeProfile, ...]:
-        """Measure the nodes whose speeds nobody knows, and return what was found.
-
-        Raises:
-            TimeoutError: if there is no answer within `timeout_s` seconds.
-        """
+        """Measure the nodes whose speeds nobody knows, and return what was found."""
         return self.ask(MeasureUnknown(self.number()), Profiles, on_progress, timeout_s).profiles
 
     def add_profile(self, profile: NodeProfile) -> None:

@@ -167,13 +167,7 @@ class InferenceSession(OrtSurface):
     def run_recorded(self, output_names: Sequence[str] | None, input_feed: Mapping[str, Any]) -> tuple[list[Any], Timeline | None]:
         """Run the model once, as `run` does, and also return when every node did what; None if nobody told in time.
 
-        That takes until all nodes have told, some milliseconds, so it is for a part of the requests.
-
-        Raises:
-            UsageError: if the session has state: sequences run it.
-            InputError: if a name, dtype or shape does not fit the model.
-            ExecutionError: if the request failed; running it again is harmless.
-            ClusterUnavailableError: if there is no coordinator or no agent.
+        That takes until all nodes have told, some milliseconds, so it is for a part of the requests. It raises what `run` does.
         """
         with speaking_onnxruntime():
             outputs, result = self._run("run_recorded", output_names, input_feed, record=True)
@@ -247,11 +241,7 @@ class InferenceSession(OrtSurface):
     def trace(self, input_feed: Mapping[str, Any], runs: int = 5) -> Trace:
         """Run the model some times, one after the other, and return when every agent and the coordinator did what.
 
-        Raises:
-            UsageError: if the session has state: sequences run it.
-            InputError: if a name, dtype or shape does not fit the model.
-            ExecutionError: if a request failed, or the agents changed meanwhile; tracing again is harmless.
-            ClusterUnavailableError: if there is no coordinator or no agent.
+        It raises what `run` does, and ExecutionError if the agents changed meanwhile; tracing again is harmless.
         """
         if runs < 1:
             raise UsageError(f"trace: expected at least one run, got {runs}")

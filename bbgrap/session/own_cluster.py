@@ -16,6 +16,7 @@ from bbgrap.errors import ClusterUnavailableError, UsageError
 from bbgrap.session.connection import COORDINATOR, Connection, connect
 
 _enclosing: list[Connection] = []
+"""Those of the `with` blocks that go on: sessions of all threads use the last one, unless they are given another."""
 
 
 class OwnCluster(ABC):
@@ -56,28 +57,18 @@ class OwnCluster(ABC):
         self._connection = None
         try:
             if connection is not None:
-                leave(connection)
+                if connection in _enclosing:
+                    _enclosing.remove(connection)
                 connection.close()
         finally:
             self.end()
 
     def __enter__(self) -> Self:
-        enter(self.connection)
+        _enclosing.append(self.connection)
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def enter(connection: Connection) -> None:
-    """Let sessions of all threads use this cluster from now on, unless they are given another."""
-    _enclosing.append(connection)
-
-
-def leave(connection: Connection) -> None:
-    """Undo `enter`; nothing happens if that was done before."""
-    if connection in _enclosing:
-        _enclosing.remove(connection)
 
 
 def connection_to(cluster: Connection | OwnCluster | str | None) -> tuple[Connection, bool]:

@@ -15,7 +15,7 @@ from bbgrap.session import own_cluster
 from tests.cluster import tiny
 
 x = np.ones((8, 4), np.float32)
-own_cluster.enter(bbgrap.connect(sys.argv[1]))
+own_cluster._enclosing.append(bbgrap.connect(sys.argv[1]))
 session = bbgrap.InferenceSession(tiny.model_bytes())
 if not (child := os.fork()):
     try:
