@@ -7,8 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from bbgrap.cli.input_options import GivenInputs
-from bbgrap.cli.option_groups import contenders, given_inputs, takes
-from bbgrap.cli.options import Coordinator, Insecure, Json, LocalAgents, Model, Seed, TokenFile
+from bbgrap.cli.options import UNSAID, Json, LocalAgents, Model, Seed, Where, contenders, given_inputs, takes, where_is
 from bbgrap.cli.output import print_json, print_result, print_table, say, step
 from bbgrap.errors import UsageError
 from bbgrap.planners.options import PlanOptions, undivided_note
@@ -16,7 +15,7 @@ from bbgrap.planners.options import PlanOptions, undivided_note
 BUSY_TEXT = "this machine was busy with other work: do not trust these times"
 
 
-@takes(planned=contenders, inputs=given_inputs)
+@takes(planned=contenders, inputs=given_inputs, where=where_is)
 def bench(
     model: Model,
     planned: list[PlanOptions],
@@ -49,9 +48,7 @@ def bench(
         int | None,
         typer.Option(min=1, help="Threads of the single node and of each agent that is started; default: 1, or as the agents have."),
     ] = None,
-    coordinator: Coordinator = "",
-    token_file: TokenFile = None,
-    insecure: Insecure = False,
+    where: Where = UNSAID,
     as_json: Json = False,
 ) -> None:
     """Measure a model on one node and on the cluster, run by run in turns.
@@ -70,7 +67,6 @@ def bench(
         bbgrap bench zoo:tiny-decoder --agents 2 --tokens 16
     """
     from bbgrap.bench import bench as measure
-    from bbgrap.cli.clusters import open_cluster
     from bbgrap.cli.inputs import read_inputs
     from bbgrap.cli.models import find_model
     from bbgrap.stream import measure_stream
@@ -87,7 +83,7 @@ def bench(
     path = find_model(model)
     feeds = {} if tokens is not None else read_inputs(path, inputs).feeds(seed, pictures=pictures)
     with (
-        open_cluster(coordinator, agents, threads or 1, token_file=token_file, insecure=insecure) as cluster,
+        where.open(agents, threads or 1) as cluster,
         step("measuring") as progress,
     ):
         common: dict[str, Any] = {"threads": threads, "name": model, "report": progress.update}

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from bbgrap.cli.input_options import FreeDimensionsError, GivenInputs
-from bbgrap.cli.option_groups import given_inputs, takes
-from bbgrap.cli.options import Coordinator, Insecure, Json, TokenFile
+from bbgrap.cli.options import UNSAID, Json, Where, given_inputs, takes, where_is
 from bbgrap.cli.output import print_json, print_result, print_sentences, step
 
 if TYPE_CHECKING:
@@ -21,15 +20,13 @@ _SEARCH_S = 5.0
 """How long a plan is searched for, to predict what one more node would gain."""
 
 
-@takes(inputs=given_inputs)
+@takes(inputs=given_inputs, where=where_is)
 def doctor(
     inputs: GivenInputs,
     model: Annotated[
         str, typer.Argument(metavar="[MODEL]", help="Say also what keeps this model from being faster on the cluster.", show_default=False)
     ] = "",
-    coordinator: Coordinator = "",
-    token_file: TokenFile = None,
-    insecure: Insecure = False,
+    where: Where = UNSAID,
     cache_dir: Annotated[Path | None, typer.Option(help="As agents here are started; default ~/.cache/bbgrap/agent.")] = None,
     state_dir: Annotated[Path | None, typer.Option(help="As a coordinator here is; default ~/.cache/bbgrap/coordinator.")] = None,
     keys_dir: Annotated[Path | None, typer.Option(help="As agents here are started; default ~/.config/bbgrap/keys.")] = None,
@@ -58,14 +55,14 @@ def doctor(
     from bbgrap.transport.control_sockets import check_address
     from bbgrap.user_folders import cache_folder, settings_folder
 
-    address = check_address(coordinator) if coordinator else ""
+    address = check_address(where.coordinator) if where.coordinator else ""
     agent, coordinators = cache_dir or cache_folder() / "agent", state_dir or cache_folder() / "coordinator"
     with step("looking at this machine"):
         here = read_here(address, agent, coordinators, keys_dir or settings_folder() / "keys")
     found = list(check_here(here, is_loaded=bool(address)))
     nodes: tuple[NodeStatus, ...] = ()
     if address and here.is_listening:
-        of_cluster, nodes = _in_cluster(address, token_file, insecure=insecure)
+        of_cluster, nodes = _in_cluster(address, where)
         found += of_cluster
     if model:
         found += _about(model, inputs, nodes)
@@ -77,7 +74,7 @@ def doctor(
     raise typer.Exit(exit_code(found))
 
 
-def _in_cluster(address: str, token_file: Path | None, *, insecure: bool) -> tuple[list[Finding], tuple[NodeStatus, ...]]:
+def _in_cluster(address: str, where: Where) -> tuple[list[Finding], tuple[NodeStatus, ...]]:
     """Return what is wrong in a cluster, and its nodes."""
     from bbgrap.doctor.cluster_checks import ClusterFacts, check_cluster
     from bbgrap.doctor.findings import Finding
@@ -87,7 +84,7 @@ def _in_cluster(address: str, token_file: Path | None, *, insecure: bool) -> tup
     from bbgrap.session import connect
 
     try:
-        with step("asking the cluster"), connect(address, token_file=token_file, insecure=insecure) as connection:
+        with step("asking the cluster"), connect(address, token_file=where.token_file, insecure=where.insecure) as connection:
             nodes, lost = connection.nodes(), connection.status().lost_for_s
             facts = ClusterFacts(full_version(), host_of(address), connection.coordinator_version, nodes, connection.inspect(), lost)
     except BbgrapError as error:  # it listens

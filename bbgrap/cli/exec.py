@@ -7,12 +7,13 @@ from typing import Annotated
 
 import typer
 
-from bbgrap.cli.options import Coordinator, Insecure, LocalAgents, Threads, TokenFile
+from bbgrap.cli.options import UNSAID, LocalAgents, Threads, Where, takes, where_is
 
 SETTINGS = {"allow_interspersed_args": False}
 """What follows the program is the program's."""
 
 
+@takes(where=where_is)
 def exec_program(
     program: Annotated[str, typer.Argument(metavar="SCRIPT", help="A Python file, or a module's name with -m.", show_default=False)],
     arguments: Annotated[
@@ -21,9 +22,7 @@ def exec_program(
     module: Annotated[bool, typer.Option("-m", help="The program is a module's name, as for 'python -m'.")] = False,
     agents: LocalAgents = None,
     threads: Threads = 1,
-    coordinator: Coordinator = "",
-    token_file: TokenFile = None,
-    insecure: Insecure = False,
+    where: Where = UNSAID,
 ) -> None:
     """Run a Python program in which 'import onnxruntime' gives sessions on the cluster; nothing else about it changes.
 
@@ -37,14 +36,13 @@ def exec_program(
     import sys
     from pathlib import Path
 
-    from bbgrap.cli.clusters import open_cluster
     from bbgrap.errors import UsageError
     from bbgrap.session.connection import COORDINATOR
 
     if not module and not Path(program).exists():
         raise UsageError(f"program '{program}': there is no such file; a module's name takes -m before it")
     command = [sys.executable, "-m", "bbgrap.onnxruntime", *(["-m"] if module else []), program, *(arguments or ())]
-    with open_cluster(coordinator, agents, threads, token_file=token_file, insecure=insecure) as connection:
+    with where.open(agents, threads) as connection:
         process = subprocess.Popen(command, env={**os.environ, COORDINATOR: connection.address, **connection.credentials.environment()})
         code = _wait(process)
     raise typer.Exit(code if code >= 0 else 128 - code)

@@ -7,8 +7,7 @@ from typing import Annotated
 
 import typer
 
-from bbgrap.cli.option_groups import OfflineCase, offline_case, plan_options, takes
-from bbgrap.cli.options import Json, Model
+from bbgrap.cli.options import Json, Model, OfflineCase, offline_case, plan_options, takes
 from bbgrap.cli.output import print_json, print_result, print_table, step
 from bbgrap.planners.options import PlanOptions
 

@@ -7,8 +7,7 @@ from typing import Annotated
 import typer
 
 from bbgrap.cli.input_options import GivenInputs
-from bbgrap.cli.option_groups import given_inputs, takes
-from bbgrap.cli.options import Json, Model
+from bbgrap.cli.options import Json, Model, given_inputs, takes
 from bbgrap.cli.output import print_json, print_result, print_table
 
 

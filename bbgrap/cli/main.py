@@ -15,31 +15,28 @@ from typing import Annotated
 
 import typer
 
-from bbgrap.cli import (
-    bench,
-    config,
-    demo,
-    doctor,
-    export,
-    inspect,
-    local,
-    nodes,
-    plan,
-    profile,
-    serve,
-    simulate,
-    status,
-    submit,
-    token,
-    top,
-    trace,
-    up,
-    zoo,
-)
+from bbgrap.cli import profile, token
+from bbgrap.cli.bench import bench
 from bbgrap.cli.completion import whole_words
+from bbgrap.cli.config import config
+from bbgrap.cli.demo import demo
+from bbgrap.cli.doctor import doctor
 from bbgrap.cli.exec import SETTINGS, exec_program
+from bbgrap.cli.export import export
 from bbgrap.cli.input_options import FreeDimensionsError
+from bbgrap.cli.inspect import inspect
+from bbgrap.cli.local import local
+from bbgrap.cli.nodes import nodes
 from bbgrap.cli.output import report_error, say
+from bbgrap.cli.plan import plan
+from bbgrap.cli.serve import serve
+from bbgrap.cli.simulate import simulate
+from bbgrap.cli.status import status
+from bbgrap.cli.submit import submit
+from bbgrap.cli.top import top
+from bbgrap.cli.trace import trace
+from bbgrap.cli.up import down, up
+from bbgrap.cli.zoo import zoo
 from bbgrap.errors import BbgrapError
 from bbgrap.own_process import not_granted, open_closed_streams, stop_signals, write_out
 from bbgrap.settings.options import SettingsGroup, take_files
@@ -126,26 +123,8 @@ def main(
     """
 
 
-for command in (
-    demo.demo,
-    inspect.inspect,
-    plan.plan,
-    simulate.simulate,
-    export.export,
-    local.local,
-    serve.serve,
-    nodes.nodes,
-    status.status,
-    top.top,
-    doctor.doctor,
-    submit.submit,
-    bench.bench,
-    trace.trace,
-    up.up,
-    up.down,
-    zoo.zoo,
-    config.config,
-):
+_IN_HELP = (demo, inspect, plan, simulate, export, local, serve, nodes, status, top, doctor, submit, bench, trace, up, down, zoo, config)
+for command in _IN_HELP:
     app.command()(command)
 app.command("exec", context_settings=SETTINGS)(exec_program)
 app.add_typer(profile.app, name="profile")

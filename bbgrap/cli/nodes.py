@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from bbgrap.cli.options import Coordinator, Insecure, Json, TokenFile
+from bbgrap.cli.options import Json, Where, takes, where_is
 from bbgrap.cli.output import print_json, print_result, print_table, say
 
 if TYPE_CHECKING:
@@ -17,7 +17,8 @@ _TABLE_WIDTH = 130
 """Columns that the table takes; a narrower terminal gets some lines for each node."""
 
 
-def nodes(coordinator: Coordinator = "", token_file: TokenFile = None, insecure: Insecure = False, as_json: Json = False) -> None:
+@takes(where=where_is)
+def nodes(where: Where, as_json: Json = False) -> None:
     """List the agents, their memory, versions and profiles, who was lost, and who does not reach whom.
 
     `memory` is what plans may fill, `used` is the memory that the agent's worker takes, `standby` the part of it that models take which it
@@ -30,12 +31,11 @@ def nodes(coordinator: Coordinator = "", token_file: TokenFile = None, insecure:
     import shutil
     import sys
 
-    from bbgrap.cli.clusters import open_cluster
     from bbgrap.cluster import NodeProfile
     from bbgrap.cluster.speeds import shares_of
     from bbgrap.observing.text import age_text
 
-    with open_cluster(coordinator, token_file=token_file, insecure=insecure) as cluster:
+    with where.open() as cluster:
         found, lost = cluster.nodes(), cluster.status().lost_for_s
     if as_json:
         print_json([asdict(node) for node in found])
@@ -43,7 +43,7 @@ def nodes(coordinator: Coordinator = "", token_file: TokenFile = None, insecure:
     for name, seconds in lost.items():
         say(f"'{name}' is lost: it has said nothing for {age_text(seconds)}")
     if not found:
-        say(f"no agents yet; on each machine: bbgrap-agent --join {coordinator}")
+        say(f"no agents yet; on each machine: bbgrap-agent --join {where.coordinator}")
         return
     shares = shares_of([node.profile or NodeProfile(node.name) for node in found])
     verifies = any(node.verified for node in found)

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bbgrap.cli.option_groups import OfflineCase, contenders, offline_case, takes
-from bbgrap.cli.options import Json, Model
+from bbgrap.cli.options import Json, Model, OfflineCase, contenders, offline_case, takes
 from bbgrap.cli.output import before_and_after, check_writable, print_json, print_result, print_table, say
 from bbgrap.planners.options import PlanOptions
 

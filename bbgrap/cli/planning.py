@@ -10,8 +10,7 @@ from typing import Any
 from bbgrap.auto.forecast import Forecast
 from bbgrap.cli.inputs import ModelInputs, read_inputs
 from bbgrap.cli.models import find_model
-from bbgrap.cli.option_groups import OfflineCase
-from bbgrap.cli.options import offline_cluster
+from bbgrap.cli.options import OfflineCase, offline_cluster
 from bbgrap.cli.output import say, step
 from bbgrap.cluster.plausible import doubts
 from bbgrap.control.planned_variant import PlannedVariant

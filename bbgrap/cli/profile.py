@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from bbgrap.cli.completion import nodes
-from bbgrap.cli.options import Coordinator, Insecure, Json, TokenFile
+from bbgrap.cli.options import UNSAID, Coordinator, Insecure, Json, TokenFile, Where, takes, where_is
 from bbgrap.cli.output import check_writable, print_json, print_result, print_table, say, step
 from bbgrap.cluster.names import name_order
 
 if TYPE_CHECKING:
     from bbgrap.cluster import NodeProfile
-    from bbgrap.session import Connection
 
 app = typer.Typer(rich_markup_mode="rich")
 
@@ -51,13 +49,12 @@ def profile(
     check_writable(output)
     from dataclasses import asdict
 
-    from bbgrap.cli.clusters import open_cluster
     from bbgrap.cluster import Cluster
     from bbgrap.cluster.files import cluster_text, profile_text
     from bbgrap.errors import ClusterUnavailableError
 
     with (
-        open_cluster(coordinator, token_file=token_file, insecure=insecure) as cluster,
+        where_is(context, coordinator, token_file, insecure).open() as cluster,
         step(f"measuring {node or 'all nodes'}") as progress,
     ):
         found = cluster.profile(node, progress.report)
@@ -116,22 +113,9 @@ def _giga(value: float) -> float | None:
     return value / 1e9 if value else None
 
 
-def _cluster_of(context: typer.Context, coordinator: str, token_file: Path | None, *, insecure: bool) -> AbstractContextManager[Connection]:
-    """Open the cluster that is named after the command, or before it."""
-    from bbgrap.cli.clusters import open_cluster
-
-    before = context.parent.params if context.parent else {}
-    return open_cluster(
-        coordinator or before.get("coordinator", ""),
-        token_file=token_file or before.get("token_file"),
-        insecure=insecure or bool(before.get("insecure")),
-    )
-
-
 @app.command("list")
-def list_profiles(
-    context: typer.Context, coordinator: Coordinator = "", token_file: TokenFile = None, insecure: Insecure = False, as_json: Json = False
-) -> None:
+@takes(where=where_is)
+def list_profiles(where: Where, as_json: Json = False) -> None:
     """List the profiles that the coordinator keeps, also of nodes that are not there: what was measured, and what was given by hand.
 
     Example:
@@ -139,7 +123,7 @@ def list_profiles(
     """
     from dataclasses import asdict
 
-    with _cluster_of(context, coordinator, token_file, insecure=insecure) as cluster:
+    with where.open() as cluster:
         known, there = cluster.profiles(), {node.name for node in cluster.nodes()}
     if as_json:
         print_json({"measured": [asdict(item) for item in known.measured], "by_hand": [asdict(item) for item in known.by_hand]})
@@ -157,12 +141,10 @@ def list_profiles(
 
 
 @app.command()
+@takes(where=where_is)
 def show(
-    context: typer.Context,
     node: Annotated[str, typer.Argument(help="The node's name.")],
-    coordinator: Coordinator = "",
-    token_file: TokenFile = None,
-    insecure: Insecure = False,
+    where: Where = UNSAID,
     as_json: Json = False,
 ) -> None:
     """Show what is known of a node, as the YAML that 'bbgrap profile add' takes: what was given by hand goes over what was measured.
@@ -175,7 +157,7 @@ def show(
     from bbgrap.cluster.files import profile_text
     from bbgrap.errors import UsageError
 
-    with _cluster_of(context, coordinator, token_file, insecure=insecure) as cluster:
+    with where.open() as cluster:
         known = cluster.profiles()
     found = {how: item for how, items in (("measured", known.measured), ("by_hand", known.by_hand)) for item in items if item.name == node}
     if not found:
@@ -189,20 +171,18 @@ def show(
 
 
 @app.command()
+@takes(where=where_is)
 def remove(
-    context: typer.Context,
     node: Annotated[str, typer.Argument(help="The node's name.")],
     measured: Annotated[bool, typer.Option("--measured", help="Forget what was measured, too; it is measured again when idle.")] = False,
-    coordinator: Coordinator = "",
-    token_file: TokenFile = None,
-    insecure: Insecure = False,
+    where: Where = UNSAID,
 ) -> None:
     """Forget what was given by hand of a node; what was measured counts again.
 
     Example:
         bbgrap profile remove big --coordinator tcp://head:7070
     """
-    with _cluster_of(context, coordinator, token_file, insecure=insecure) as cluster:
+    with where.open() as cluster:
         gone = cluster.forget_profile(node, measured=measured)
     for how, items in (("by hand", gone.by_hand), ("measured", gone.measured)):
         for item in items:
@@ -210,12 +190,10 @@ def remove(
 
 
 @app.command()
+@takes(where=where_is)
 def add(
-    context: typer.Context,
     file: Annotated[Path, typer.Argument(help="A profile file, or a cluster file with several.")],
-    coordinator: Coordinator = "",
-    token_file: TokenFile = None,
-    insecure: Insecure = False,
+    where: Where = UNSAID,
 ) -> None:
     """Use the profiles of a file from now on, whatever is measured.
 
@@ -234,7 +212,7 @@ def add(
     for item in profiles:
         for doubt in doubts(item):
             say(f"'{file}': {doubt}")
-    with _cluster_of(context, coordinator, token_file, insecure=insecure) as cluster:
+    with where.open() as cluster:
         there = {node.name for node in cluster.nodes()}
         for item in profiles:
             cluster.add_profile(item)

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bbgrap.cli.option_groups import plan_options, takes
-from bbgrap.cli.options import Coordinator, Insecure, LocalAgents, Threads, TokenFile
+from bbgrap.cli.options import UNSAID, LocalAgents, Threads, Where, plan_options, takes, where_is
 from bbgrap.cli.output import print_result, say
 from bbgrap.errors import UsageError
 from bbgrap.observing.logs import LogFormat, write_logs
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
     from bbgrap.session.state_pairs import StateText
 
 
-@takes(options=plan_options)
+@takes(options=plan_options, where=where_is)
 def serve(
     options: PlanOptions,
     models: Annotated[
@@ -77,9 +76,7 @@ def serve(
     ] = LogFormat.TEXT,
     agents: LocalAgents = None,
     threads: Threads = 1,
-    coordinator: Coordinator = "",
-    token_file: TokenFile = None,
-    insecure: Insecure = False,
+    where: Where = UNSAID,
 ) -> None:
     """Serve models over HTTP and gRPC, for clients of Triton and KServe (Open Inference Protocol v2), until Ctrl-C.
 
@@ -90,8 +87,6 @@ def serve(
 
         bbgrap serve --models models --http 0.0.0.0:8000 --grpc 0.0.0.0:8001 --coordinator tcp://head:7070
     """
-    from bbgrap.cli.clusters import open_cluster
-
     named = _named(models or [])
     if not named and folder is None:
         raise UsageError("which models? give some, or a folder of them with --models DIR")
@@ -114,7 +109,7 @@ def serve(
     limits = Limits(max_in_flight, max_body << 20, max_batch, batch_delay / 1e3)
     with (
         listen("--http", http) as listening,
-        open_cluster(coordinator, agents, threads, token_file=token_file, insecure=insecure) as connection,
+        where.open(agents, threads) as connection,
     ):
         for option, address in (("--http", http), ("--grpc", grpc)):
             if address and not address.startswith(("127.", "localhost:", "[::1]:")):

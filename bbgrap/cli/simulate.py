@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bbgrap.cli.option_groups import OfflineCase, offline_case, plan_options, takes
-from bbgrap.cli.options import Json, Model, Seed
+from bbgrap.cli.options import Json, Model, OfflineCase, Seed, offline_case, plan_options, takes
 from bbgrap.cli.output import before_and_after, print_json, print_result, print_table, say, step
 from bbgrap.planners.options import PlanOptions
 

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from bbgrap.cli.input_options import GivenInputs
-from bbgrap.cli.option_groups import given_inputs, plan_options, takes
-from bbgrap.cli.options import Coordinator, Insecure, Json, LocalAgents, Model, Seed, Threads, TokenFile
+from bbgrap.cli.options import UNSAID, Json, LocalAgents, Model, Seed, Threads, Where, given_inputs, plan_options, takes, where_is
 from bbgrap.cli.output import print_json, print_result, print_table, say, step
 from bbgrap.planners.options import PlanOptions
 
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
     from bbgrap.graph import Array
 
 
-@takes(options=plan_options, inputs=given_inputs)
+@takes(options=plan_options, inputs=given_inputs, where=where_is)
 def submit(
     model: Model,
     options: PlanOptions,
@@ -30,9 +29,7 @@ def submit(
     verify: Annotated[bool, typer.Option("--verify", help="Compare with plain onnxruntime here; exit code 1 if it differs.")] = False,
     agents: LocalAgents = None,
     threads: Threads = 1,
-    coordinator: Coordinator = "",
-    token_file: TokenFile = None,
-    insecure: Insecure = False,
+    where: Where = UNSAID,
     as_json: Json = False,
 ) -> None:
     """Run a model once on the cluster.
@@ -48,7 +45,6 @@ def submit(
     """
     import time
 
-    from bbgrap.cli.clusters import open_cluster
     from bbgrap.cli.inputs import read_inputs
     from bbgrap.cli.models import find_model
     from bbgrap.session import InferenceSession
@@ -57,7 +53,7 @@ def submit(
         output.mkdir(parents=True, exist_ok=True)  # before anything slow is done
     path = find_model(model)
     feeds = read_inputs(path, inputs).feeds(seed)
-    with open_cluster(coordinator, agents, threads, token_file=token_file, insecure=insecure) as cluster:
+    with where.open(agents, threads) as cluster:
         with step("planning and deploying") as progress:
             session = InferenceSession(path, cluster=cluster, options=options, on_progress=progress.report)
             plan = session.prepare({name: array.shape for name, array in feeds.items()}, feeds)

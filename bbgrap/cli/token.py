@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from bbgrap.cli.completion import keys
-from bbgrap.cli.options import Coordinator, Insecure, Json, TokenFile
+from bbgrap.cli.options import UNSAID, Json, Where, takes, where_is
 from bbgrap.cli.output import print_json, print_result, print_table, say
 from bbgrap.errors import UsageError
 
@@ -27,50 +27,45 @@ _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 
 
 @app.command()
+@takes(where=where_is)
 def create(
     name: Annotated[str, typer.Argument(metavar="NAME", help="What to call it, for example who will use it.", show_default=False)],
     role: RoleName = "client",
     lasts: Lasts = "",
-    coordinator: Coordinator = "",
-    token_file: TokenFile = None,
-    insecure: Insecure = False,
+    where: Where = UNSAID,
 ) -> None:
     """Make a token and print it, once. Whoever has it may do what its role may.
 
     Example:
         bbgrap token create laptop --role client
     """
-    from bbgrap.cli.clusters import open_cluster
-
     seconds = _seconds(lasts, "--lasts") if lasts else 0.0
     if lasts and not seconds:  # to a coordinator that is for ever
         raise UsageError(f"--lasts: expected more than 0s, got '{lasts}'")
-    with open_cluster(coordinator, token_file=token_file, insecure=insecure) as cluster:
+    with where.open() as cluster:
         text = cluster.create_token(name, role, seconds)
     print_result(text)
     say(f"token '{name}' of role {role}; keep it in a file that only its user can read, and give it by --token-file or BBGRAP_TOKEN")
 
 
 @app.command("list")
-def list_(coordinator: Coordinator = "", token_file: TokenFile = None, insecure: Insecure = False, as_json: Json = False) -> None:
+@takes(where=where_is)
+def list_(where: Where, as_json: Json = False) -> None:
     """List tokens and enrolled nodes, those taken back among them.
 
     Example:
         bbgrap token list
     """
-    from bbgrap.cli.clusters import open_cluster
-
-    with open_cluster(coordinator, token_file=token_file, insecure=insecure) as cluster:
+    with where.open() as cluster:
         found = cluster.tokens()
     _show(found, as_json)
 
 
 @app.command()
+@takes(where=where_is)
 def revoke(
     name: Annotated[str, typer.Argument(metavar="NAME", help="The token, or the node.", show_default=False, autocompletion=keys)],
-    coordinator: Coordinator = "",
-    token_file: TokenFile = None,
-    insecure: Insecure = False,
+    where: Where = UNSAID,
 ) -> None:
     """Take a key back, at once: connections that use it end within a second.
 
@@ -79,9 +74,7 @@ def revoke(
     Example:
         bbgrap token revoke guest
     """
-    from bbgrap.cli.clusters import open_cluster
-
-    with open_cluster(coordinator, token_file=token_file, insecure=insecure) as cluster:
+    with where.open() as cluster:
         found = cluster.revoke_token(name)
     gone = max((key for key in found if key.name == name and key.revoked), key=lambda key: key.revoked)
     say(f"{gone.kind} '{name}' is taken back")
@@ -94,12 +87,11 @@ def revoke(
 
 
 @app.command()
+@takes(where=where_is)
 def rotate(
     name: Annotated[str, typer.Argument(metavar="NAME", help="The token.", show_default=False, autocompletion=keys)],
     grace: Grace = "1h",
-    coordinator: Coordinator = "",
-    token_file: TokenFile = None,
-    insecure: Insecure = False,
+    where: Where = UNSAID,
 ) -> None:
     """Replace a token: print a new one, while the old one goes on for a while.
 
@@ -108,10 +100,8 @@ def rotate(
     Example:
         bbgrap token rotate join --grace 15m
     """
-    from bbgrap.cli.clusters import open_cluster
-
     seconds = _seconds(grace, "--grace")
-    with open_cluster(coordinator, token_file=token_file, insecure=insecure) as cluster:
+    with where.open() as cluster:
         text = cluster.rotate_token(name, seconds)
     print_result(text)
     say(f"token '{name}' is replaced; the old one can be used for {grace} more")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bbgrap.cli.options import Coordinator, Insecure, TokenFile
+from bbgrap.cli.options import Where, takes, where_is
 from bbgrap.cli.output import columns, print_result
 from bbgrap.errors import ClusterUnavailableError, UsageError
 from bbgrap.own_process import stop_signals
@@ -22,10 +22,9 @@ _ANSWERS_WITHIN_S = 2.0
 """After this long a coordinator counts as away."""
 
 
+@takes(where=where_is)
 def top(
-    coordinator: Coordinator = "",
-    token_file: TokenFile = None,
-    insecure: Insecure = False,
+    where: Where,
     every: Annotated[float, typer.Option(min=0.1, max=86_400, help="Seconds between two looks.")] = 1.0,
     once: Annotated[bool, typer.Option("--once", help="Print what happens within that time, and end.")] = False,
 ) -> None:
@@ -37,13 +36,12 @@ def top(
     import signal
     import time
 
-    from bbgrap.cli.clusters import open_cluster
     from bbgrap.observing.rates import rates_between
     from bbgrap.observing.text import top_text
 
     if not once and not sys.stdout.isatty():
         raise UsageError("top: this is no terminal; give --once, or use 'bbgrap status --json'")
-    with open_cluster(coordinator, token_file=token_file, insecure=insecure) as cluster:
+    with where.open() as cluster:
         if once:
             before = cluster.status()
             time.sleep(every)

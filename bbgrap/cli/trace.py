@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from bbgrap.cli.input_options import GivenInputs
-from bbgrap.cli.option_groups import given_inputs, plan_options, takes
-from bbgrap.cli.options import Coordinator, Insecure, Json, LocalAgents, Model, Seed, Threads, TokenFile
+from bbgrap.cli.options import UNSAID, Json, LocalAgents, Model, Seed, Threads, Where, given_inputs, plan_options, takes, where_is
 from bbgrap.cli.output import print_json, print_result, print_table, say, step
 from bbgrap.planners.options import PlanOptions
 
@@ -17,7 +16,7 @@ if TYPE_CHECKING:
     from bbgrap.report.trace import Trace
 
 
-@takes(options=plan_options, inputs=given_inputs)
+@takes(options=plan_options, inputs=given_inputs, where=where_is)
 def trace(
     model: Model,
     options: PlanOptions,
@@ -30,9 +29,7 @@ def trace(
     seed: Seed = 0,
     agents: LocalAgents = None,
     threads: Threads = 1,
-    coordinator: Coordinator = "",
-    token_file: TokenFile = None,
-    insecure: Insecure = False,
+    where: Where = UNSAID,
     as_json: Json = False,
 ) -> None:
     """Record what every node does when: computing, sending, receiving, waiting.
@@ -45,7 +42,6 @@ def trace(
 
         bbgrap trace model.onnx --coordinator tcp://head:7070 --runs 20 --json
     """
-    from bbgrap.cli.clusters import open_cluster
     from bbgrap.cli.inputs import read_inputs
     from bbgrap.cli.models import find_model
     from bbgrap.cli.timelines import check_target, write_text, write_timeline
@@ -59,7 +55,7 @@ def trace(
     check_target(html, ".html")
     path = find_model(model)
     feeds = read_inputs(path, inputs).feeds(seed)
-    with open_cluster(coordinator, agents, threads, token_file=token_file, insecure=insecure) as cluster:
+    with where.open(agents, threads) as cluster:
         with step("planning and deploying") as progress:
             session = InferenceSession(path, cluster=cluster, options=options, on_progress=progress.report)
             session.prepare({name: array.shape for name, array in feeds.items()}, feeds)
