@@ -26,36 +26,11 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from bbgrap.control.agent_events import (
-    CheckWeights,
-    DeploymentLoaded,
-    DropBefore,
-    FromWorker,
-    ToWorker,
-    WeightArrived,
-    WeightsChecked,
-    WorkerReady,
-)
+from bbgrap.control import agent_events as events
 from bbgrap.engine.sessions import give_back_arena, share_arena
 from bbgrap.errors import BbgrapError, ExecutionError, ModelError
 from bbgrap.observing.logs import inherited_format, name_node, write_logs
-from bbgrap.protocol.messages import (
-    Abandon,
-    AnswerPings,
-    Deploy,
-    EndMeasuring,
-    Join,
-    LinkBroken,
-    LinksMeasured,
-    LinksTried,
-    Measure,
-    Measured,
-    MeasureLinks,
-    Peer,
-    Release,
-    TryLinks,
-    WeightChunk,
-)
+from bbgrap.protocol import messages as said
 from bbgrap.transport.identity import TlsIdentity
 from bbgrap.transport.memory_broker import MemoryClient
 from bbgrap.transport.process import allow_many_descriptors
@@ -98,9 +73,9 @@ class Worker:
 
     def __init__(
         self,
-        pipe: Pipe[FromWorker],
+        pipe: Pipe[events.FromWorker],
         plane: TcpDataPlane,
-        join: Join,
+        join: said.Join,
         store: WeightStore,
         progress: WorkerProgress,
         settings: WorkerSettings,
@@ -108,7 +83,7 @@ class Worker:
     ) -> None:
         """Take over the connections; nothing is said before `run`."""
         self._pipe = pipe
-        self._say: Callable[[FromWorker], None] = pipe.send
+        self._say: Callable[[events.FromWorker], None] = pipe.send
         self._join = join
         self._store = store
         self._shared = SharedSegments()
@@ -141,7 +116,7 @@ class Worker:
         share_arena()
         thread = threading.Thread(target=self._execute, name="executor", daemon=True)
         thread.start()
-        self._say(WorkerReady(self._join))
+        self._say(events.WorkerReady(self._join))
         while (frames := self._pipe.receive()) is not None:
             self._carry_out(TO_WORKER.decode(frames))
         self._executor.stop()
@@ -156,50 +131,52 @@ class Worker:
 
     def _broken(self, address: str, reason: str) -> None:
         self._answered.lost(address)
-        self._say(LinkBroken(address, reason))
+        self._say(said.LinkBroken(address, reason))
 
-    def _carry_out(self, instruction: ToWorker) -> None:  # noqa: C901 - one branch per instruction
+    def _carry_out(self, instruction: events.ToWorker) -> None:  # noqa: C901 - one branch per instruction
         executor = self._executor
         match instruction:
-            case CheckWeights(epoch, digests):
-                self._later(lambda: WeightsChecked(epoch, self._store.missing(digests)), lambda fault: DeploymentLoaded(epoch, fault))
-            case WeightChunk():
+            case events.CheckWeights(epoch, digests):
                 self._later(
-                    lambda: WeightArrived(instruction.digest, *self._store.add(instruction)),
-                    lambda fault: WeightArrived(instruction.digest, 0, complete=False, fault=fault),
+                    lambda: events.WeightsChecked(epoch, self._store.missing(digests)), lambda fault: events.DeploymentLoaded(epoch, fault)
                 )
-            case Deploy():
-                self._later(lambda: self._load(instruction), lambda fault: DeploymentLoaded(instruction.epoch, fault))
-            case Release(epoch):
+            case said.WeightChunk():
+                self._later(
+                    lambda: events.WeightArrived(instruction.digest, *self._store.add(instruction)),
+                    lambda fault: events.WeightArrived(instruction.digest, 0, complete=False, fault=fault),
+                )
+            case said.Deploy():
+                self._later(lambda: self._load(instruction), lambda fault: events.DeploymentLoaded(instruction.epoch, fault))
+            case said.Release(epoch):
                 self._answered.forget(epoch)
                 executor.post(lambda: executor.remove(epoch))
                 executor.post(give_back_arena)
-            case Abandon(epoch, request):
+            case said.Abandon(epoch, request):
                 executor.drop_soon(epoch, request)
-            case DropBefore(request):
+            case events.DropBefore(request):
                 executor.drop_before_soon(request)
-            case AnswerPings(peers):
+            case said.AnswerPings(peers):
                 self._answering = frozenset((peer.address, peer.fingerprint) for peer in peers)
                 executor.post(lambda: executor.pings.allow(peers))
-            case Measure(measurement):
+            case said.Measure(measurement):
                 self._measure(
-                    measurement, lambda check: self._measured(measurement, check), lambda fault: Measured(measurement, None, fault)
+                    measurement, lambda check: self._measured(measurement, check), lambda fault: said.Measured(measurement, None, fault)
                 )
-            case MeasureLinks(measurement, peers):
+            case said.MeasureLinks(measurement, peers):
                 others = reachable(peers, self._settings.coordinator_host)
                 self._measure(
                     measurement,
-                    lambda check: LinksMeasured(measurement, measure_links(others, executor, check), ""),
-                    lambda fault: LinksMeasured(measurement, (), fault),
+                    lambda check: said.LinksMeasured(measurement, measure_links(others, executor, check), ""),
+                    lambda fault: said.LinksMeasured(measurement, (), fault),
                 )
-            case EndMeasuring(measurement):
+            case said.EndMeasuring(measurement):
                 if (ended := self._measurements.get(measurement)) is not None:
                     ended.set()
-            case TryLinks():
+            case said.TryLinks():
                 every = tuple(peer.device for peer in instruction.peers)
-                self._later(lambda: self._try(instruction), lambda _: LinksTried(instruction.trial, every), self._links)
+                self._later(lambda: self._try(instruction), lambda _: said.LinksTried(instruction.trial, every), self._links)
 
-    def _measure(self, number: int, work: Callable[[Check], FromWorker], failed: Callable[[str], FromWorker]) -> None:
+    def _measure(self, number: int, work: Callable[[Check], events.FromWorker], failed: Callable[[str], events.FromWorker]) -> None:
         """Measure in a thread of its own, until it is done or to end."""
         ended = self._measurements[number] = threading.Event()
 
@@ -207,7 +184,7 @@ class Worker:
             if ended.is_set():
                 raise ExecutionError("it was broken off, as something else was to be done")
 
-        def measure() -> FromWorker:
+        def measure() -> events.FromWorker:
             try:
                 check()
                 return work(check)
@@ -217,20 +194,22 @@ class Worker:
 
         self._later(measure, failed, self._measuring)
 
-    def _measured(self, number: int, check: Check) -> Measured:
+    def _measured(self, number: int, check: Check) -> said.Measured:
         # Here and not above: most workers never measure, and all shall be ready soon.
         from bbgrap_agent.machine_probe import measure_machine
 
-        return Measured(number, measure_machine(self._join, check, identity=self._identity), "")
+        return said.Measured(number, measure_machine(self._join, check, identity=self._identity), "")
 
-    def _later(self, work: Callable[[], FromWorker | None], failed: Callable[[str], FromWorker], pool: Pool | None = None) -> None:
+    def _later(
+        self, work: Callable[[], events.FromWorker | None], failed: Callable[[str], events.FromWorker], pool: Pool | None = None
+    ) -> None:
         """Do something that takes long in a thread of its own; what it returns, or `failed` of its error, is said.
 
         None says that this is not its end: another thread goes on with it.
         """
 
         def safely() -> None:
-            answer: FromWorker | None
+            answer: events.FromWorker | None
             try:
                 answer = work()
             except (BbgrapError, MemoryError, OSError) as error:  # of the system: the disk is full, say
@@ -243,7 +222,7 @@ class Worker:
 
         (pool or self._loader).submit(safely)
 
-    def _load(self, deploy: Deploy) -> FromWorker | None:
+    def _load(self, deploy: said.Deploy) -> events.FromWorker | None:
         self._progress.begin_load(deploy.epoch)
         try:
             settings = self._settings
@@ -252,7 +231,7 @@ class Worker:
             )
         except ModelError:
             if damaged := self._store.damaged(deploy.weight_types):
-                return DeploymentLoaded(deploy.epoch, missing=damaged)
+                return events.DeploymentLoaded(deploy.epoch, missing=damaged)
             raise
         finally:
             self._progress.end_load()
@@ -262,14 +241,14 @@ class Worker:
         if not self._to_be_asked(peers):
             return self._loaded(deploy.epoch, peers, [])
         # The loader shall not wait for slow peers.
-        self._later(lambda: self._echo(deploy.epoch, peers), lambda fault: DeploymentLoaded(deploy.epoch, fault), self._links)
+        self._later(lambda: self._echo(deploy.epoch, peers), lambda fault: events.DeploymentLoaded(deploy.epoch, fault), self._links)
         return None
 
-    def _to_be_asked(self, peers: Sequence[Peer]) -> list[Peer]:
+    def _to_be_asked(self, peers: Sequence[said.Peer]) -> list[said.Peer]:
         """Return those that know this one, which are those it knows, and that have not answered yet."""
         return [peer for peer in self._answered.unasked(peers) if (peer.address, peer.fingerprint) in self._answering]
 
-    def _echo(self, epoch: int, peers: Sequence[Peer]) -> FromWorker:
+    def _echo(self, epoch: int, peers: Sequence[said.Peer]) -> events.FromWorker:
         """End a load when all peers that it sends to have answered."""
         asked = self._to_be_asked(peers)
         silent = unreachable(asked, self._executor, _ECHO_S)
@@ -277,20 +256,20 @@ class Worker:
             return self._loaded(epoch, peers, asked)
         names = ", ".join(f"'{peer.name}' at {peer.address}" for peer in silent)
         fault = f"no answer on the data plane from {names}; is it blocked, or advertised wrongly (--advertise)?"
-        return DeploymentLoaded(epoch, fault[:_REASON_CHARACTERS], unreachable=tuple(peer.device for peer in silent))
+        return events.DeploymentLoaded(epoch, fault[:_REASON_CHARACTERS], unreachable=tuple(peer.device for peer in silent))
 
-    def _loaded(self, epoch: int, peers: Sequence[Peer], asked: Sequence[Peer]) -> DeploymentLoaded:
+    def _loaded(self, epoch: int, peers: Sequence[said.Peer], asked: Sequence[said.Peer]) -> events.DeploymentLoaded:
         unasked = self._answered.unasked(peers)
         self._answered.add(epoch, [peer for peer in peers if peer in asked or peer not in unasked])
-        return DeploymentLoaded(epoch)
+        return events.DeploymentLoaded(epoch)
 
-    def _try(self, trial: TryLinks) -> FromWorker:
+    def _try(self, trial: said.TryLinks) -> events.FromWorker:
         peers = reachable(trial.peers, self._settings.coordinator_host)
         while True:
             try:
                 missing = unreachable(peers, self._executor)
                 self._silent.tried(peers, missing)
-                return LinksTried(trial.trial, tuple(peer.device for peer in missing))
+                return said.LinksTried(trial.trial, tuple(peer.device for peer in missing))
             except ExecutionError as error:  # a kernel keeps this side from asking, which says nothing about the others
                 _log.info("links are tried again: %s", error)
 

@@ -18,34 +18,10 @@ from math import ceil
 
 import zmq
 
+from bbgrap.control import coordinator_instructions as orders
 from bbgrap.control.audit import peer_of
 from bbgrap.control.coordinator import CoordinatorMachine
 from bbgrap.control.coordinator_events import ChunkWritten, CoordinatorEvent, FromPeer, HostLinkBroken, MachineRead, Noticed, Planned, Tick
-from bbgrap.control.coordinator_instructions import (
-    Audit,
-    AuditEvent,
-    CancelPlanning,
-    Compare,
-    CoordinatorInstruction,
-    DropRequest,
-    ForgetPlan,
-    HostDeploy,
-    HostPings,
-    HostRelease,
-    KeepState,
-    Log,
-    ReadMachine,
-    RemoveProfile,
-    SaveModel,
-    SavePlan,
-    SaveProfile,
-    StartPlanning,
-    StartRequest,
-    StartStandby,
-    ToAgent,
-    ToClient,
-    WriteChunk,
-)
 from bbgrap.errors import LocalProtocolError, OtherVersionError, RemoteProtocolError
 from bbgrap.protocol.addresses import host_of
 from bbgrap.protocol.client_messages import Cancel, Failed, Greeting, RunModel, StillWorking
@@ -76,7 +52,7 @@ heard everybody. Chosen."""
 _BATCH = 256
 """Messages handled before the other socket gets its turn."""
 
-_KEY_EVENTS: Mapping[type[KeyMessage], AuditEvent] = {
+_KEY_EVENTS: Mapping[type[KeyMessage], orders.AuditEvent] = {
     Enrol: "enrolled",
     CreateToken: "token created",
     RevokeToken: "token revoked",
@@ -173,7 +149,7 @@ class Server:
         self._control.throttle()
         self._shut_out(self._keys.ended())
 
-    def _write(self, chunk: WriteChunk) -> None:
+    def _write(self, chunk: orders.WriteChunk) -> None:
         """Store a piece of a model, in a thread of its own: requests do not wait for the disk."""
         written = self._models.write(chunk)
         self._events.put(written)
@@ -237,7 +213,7 @@ class Server:
                     self._say(identity, Refused(str(error), retry=False))
                 continue
             if why := self._keys.refusal(identity, message):
-                self._tell(Audit("refused", peer_of(identity), {"message": type(message).__name__, "reason": why}))
+                self._tell(orders.Audit("refused", peer_of(identity), {"message": type(message).__name__, "reason": why}))
                 self._warnings.warn(self._keys.name_of(identity), f"refused: {why}")
                 # Who was shut out has been told, and may have a new key already: then it says this again with that.
                 self._say(identity, None if why == SHUT_OUT else refused(message, why))
@@ -264,11 +240,11 @@ class Server:
                         ", with another key than before; if these are two machines, give one another --name" if answered.key_before else ""
                     )
                     self._handle(Noticed(f"{_KEY_EVENTS[type(question)]}: '{question.name}'{twins}"))
-                self._tell(Audit(_KEY_EVENTS[type(question)], peer_of(answered.identity), {"name": question.name, **failed}))
+                self._tell(orders.Audit(_KEY_EVENTS[type(question)], peer_of(answered.identity), {"name": question.name, **failed}))
             self._say(answered.identity, answered.answer)
             self._shut_out(self._keys.ended())
 
-    def _tell(self, audit: Audit) -> None:
+    def _tell(self, audit: orders.Audit) -> None:
         """Write a line of the audit log, with the name of the key."""
         short = audit.who.get("id") or audit.who.get("client") or ""
         name = self._keys.name_of_short(short)
@@ -303,49 +279,49 @@ class Server:
             came = map(self._carry_out, instructions)
             events.extend(event for event in came if event is not None)
 
-    def _carry_out(self, instruction: CoordinatorInstruction) -> CoordinatorEvent | None:  # noqa: C901 - one branch per instruction
+    def _carry_out(self, instruction: orders.CoordinatorInstruction) -> CoordinatorEvent | None:  # noqa: C901 - one branch per instruction
         """Do something; return what came of it at once."""
         match instruction:
-            case ToAgent():
+            case orders.ToAgent():
                 return self._say_to_agent(instruction)
-            case ToClient():
+            case orders.ToClient():
                 self._say_to_client(instruction)
-            case StartRequest():
+            case orders.StartRequest():
                 return self._host.start(instruction)
-            case KeepState():
+            case orders.KeepState():
                 self._host.keep_state(instruction)
-            case DropRequest():
+            case orders.DropRequest():
                 self._host.drop(instruction.request)
-            case HostDeploy():
+            case orders.HostDeploy():
                 self._storage.loaded(instruction.epoch)
                 self._host.install(instruction)
-            case HostRelease(epoch):
+            case orders.HostRelease(epoch):
                 self._storage.released(epoch)
                 self._host.release(epoch)
-            case HostPings(peers):
+            case orders.HostPings(peers):
                 self._host.pings.allow(peers)
-            case WriteChunk(identity, chunk):
+            case orders.WriteChunk(identity, chunk):
                 self._storing.add((identity, chunk.call))
                 self._uploads.submit(self._write, instruction)
-            case StartPlanning() | StartStandby():
+            case orders.StartPlanning() | orders.StartStandby():
                 self._planners.submit(instruction)
-            case CancelPlanning(job):
+            case orders.CancelPlanning(job):
                 self._planners.cancel(job)
-            case SaveModel() | SaveProfile() | RemoveProfile() | SavePlan() | ForgetPlan():
+            case orders.SaveModel() | orders.SaveProfile() | orders.RemoveProfile() | orders.SavePlan() | orders.ForgetPlan():
                 self._storage.carry_out(instruction)
-            case Compare():
+            case orders.Compare():
                 # Beside the requests: numpy may take long.
                 self._comparisons.submit(lambda: self._events.put(compared(instruction)))
-            case ReadMachine():
+            case orders.ReadMachine():
                 self._comparisons.submit(self._read_machine)
-            case Log():
+            case orders.Log():
                 known = {"node": instruction.node, "model": instruction.model, "epoch": instruction.epoch, "request": instruction.request}
                 _log.log(logging.WARNING if instruction.warns else logging.INFO, instruction.text, extra=known)
-            case Audit():
+            case orders.Audit():
                 self._tell(instruction)
         return None
 
-    def _say_to_agent(self, say: ToAgent) -> CoordinatorEvent | None:
+    def _say_to_agent(self, say: orders.ToAgent) -> CoordinatorEvent | None:
         if isinstance(say.message, Welcome) and not self._saw_agents:
             self._saw_agents = True
             self._storage.saw_agents()
@@ -358,7 +334,7 @@ class Server:
             return FromPeer(say.identity, DeploymentFailed(say.message.epoch, str(error)))
         return None
 
-    def _say_to_client(self, say: ToClient) -> None:
+    def _say_to_client(self, say: orders.ToClient) -> None:
         message = say.message
         if isinstance(message, Greeting):
             message = replace(message, channel=self._control.channels.invite(say.identity))
