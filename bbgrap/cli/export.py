@@ -28,10 +28,10 @@ def export(
         bbgrap export zoo:resnet50 --agents 2 --output parts
     """
     from bbgrap.cli.bundle import check_folder, write_bundle
-    from bbgrap.cli.planning import plan_offline
+    from bbgrap.cli.planning import plans_offline
 
     check_folder(output)
-    planned = plan_offline(model, options, case)
+    planned = next(plans_offline(model, [options], case))
     with step(f"writing {output}"):
         index = write_bundle(planned.forecast.compiled.optimized, planned.names, planned.report, output)
     if as_json:

@@ -54,15 +54,6 @@ class OfflinePlan:
         return f"{self.report['model']} by planner '{plan.planner}' over {used}{of} node{'s' * (len(self.names) != 1)}{lossy}"
 
 
-def plan_offline(model: str, options: PlanOptions, case: OfflineCase) -> OfflinePlan:
-    """Load a model and plan it.
-
-    Raises:
-        BbgrapError: as `plans_offline`.
-    """
-    return next(plans_offline(model, [options], case))
-
-
 def plans_offline(model: str, asked: Sequence[PlanOptions], case: OfflineCase, state: str = "") -> Iterator[OfflinePlan]:
     """Load a model and yield its plan by each of these options; with `state`, as a command line says it, of further requests of sequences.
 

@@ -48,12 +48,12 @@ def simulate(
 
         bbgrap simulate model.onnx --cluster deploy/clusters/three-unequal.yaml --json
     """
-    from bbgrap.cli.planning import plan_offline
+    from bbgrap.cli.planning import plans_offline
     from bbgrap.cli.timelines import check_target, write_timeline
     from bbgrap.compiler.export import export
 
     check_target(timeline)
-    planned = plan_offline(model, options, case)
+    planned = next(plans_offline(model, [options], case))
     forecast = planned.forecast
     with step("loading every node's segments"):
         artifacts = export(forecast.compiled.optimized)

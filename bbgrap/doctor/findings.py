@@ -34,8 +34,3 @@ def in_order(findings: Sequence[Finding]) -> list[Finding]:
 def exit_code(findings: Sequence[Finding]) -> int:
     """Return 1 if there is an error among them, else 0."""
     return int(any(finding.severity == "error" for finding in findings))
-
-
-def size(count: float) -> str:
-    """Return bytes as people read them."""
-    return f"{count / (1 << 30):.1f} GiB" if count >= 1 << 30 else f"{count / (1 << 20):.0f} MiB"

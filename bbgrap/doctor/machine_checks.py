@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from bbgrap.doctor.findings import Finding, Severity, size
+from bbgrap.doctor.findings import Finding, Severity
+from bbgrap.observing.text import memory_text
 from bbgrap.protocol.inspection import MachineFacts
 
 LEAST_DISK, LITTLE_DISK = 1 << 30, 5 << 30
@@ -40,14 +41,17 @@ def check_machine(who: str, facts: MachineFacts, ours: float) -> Iterator[Findin
 
 def _room(who: str, facts: MachineFacts, option: str) -> Iterator[Finding]:
     if facts.free_disk_bytes < LITTLE_DISK:
-        found, advice = f"{size(facts.free_disk_bytes)} free at {facts.folder}", f"make room there, or choose another folder with {option}"
+        found, advice = (
+            f"{memory_text(facts.free_disk_bytes)} free at {facts.folder}",
+            f"make room there, or choose another folder with {option}",
+        )
         severity: Severity = "error" if facts.free_disk_bytes < LEAST_DISK else "warning"
-        yield Finding(severity, who, "disk", found, f"at least {size(LITTLE_DISK)}", advice)
+        yield Finding(severity, who, "disk", found, f"at least {memory_text(LITTLE_DISK)}", advice)
     if facts.free_memory_bytes < LITTLE_MEMORY:
-        found = f"{size(facts.free_memory_bytes)} free of {size(facts.memory_bytes)}"
+        found = f"{memory_text(facts.free_memory_bytes)} free of {memory_text(facts.memory_bytes)}"
         advice = "end other programs, raise the container's limit, or divide the weights: --objective memory"
         severity = "error" if facts.free_memory_bytes < LEAST_MEMORY else "warning"
-        yield Finding(severity, who, "memory", found, f"at least {size(LITTLE_MEMORY)}", advice)
+        yield Finding(severity, who, "memory", found, f"at least {memory_text(LITTLE_MEMORY)}", advice)
 
 
 def _time(who: str, facts: MachineFacts) -> Iterator[Finding]:

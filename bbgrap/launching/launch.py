@@ -43,12 +43,8 @@ class HostState:
     """The last lines of its process's log."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Tokens:
-    """Of this cluster's own coordinator; empty for one that runs already."""
-
-    local: str = ""
-    join: str = ""
+Tokens = Mapping[str, str]
+"""`local` and `join` of this cluster's own coordinator, as far as they are known."""
 
 
 class Launch:
@@ -80,7 +76,7 @@ class Launch:
         own = self._file.coordinator.host
         first, tokens = ([], self._foreign_tokens()) if own is None else self._start_coordinator(own)
         report("the coordinator runs")
-        states = _each(self._agents, lambda host: self._start_agent(host, tokens.join))
+        states = _each(self._agents, lambda host: self._start_agent(host, tokens.get("join", "")))
         report("agents are started")
         try:
             with self._connect(tokens) as connection:
@@ -92,14 +88,14 @@ class Launch:
         """Say what runs, and who has joined."""
         own = self._file.coordinator.host
         first: list[HostState] = []
-        tokens = _Tokens()
+        tokens: Tokens = {}
         with ThreadPoolExecutor(1) as pool:  # beside the agents: any of them may be away
             asked = None if own is None else pool.submit(self._ask, own, "status", tokens="1")
             states = _each(self._agents, lambda host: _seen(host, self._ask(host, "status")))
         try:
             if own is not None and asked is not None:
                 reply = asked.result()
-                first, tokens = [_seen(own, reply)], _tokens_in(reply)
+                first, tokens = [_seen(own, reply)], reply.values
             if not first or first[0].pid:
                 with self._connect(tokens) as connection:
                     listed = _listed(connection)
@@ -148,7 +144,7 @@ class Launch:
             ClusterUnavailableError: if it does not answer.
         """
         own = self._file.coordinator.host
-        return self._connect(_Tokens() if own is None else _tokens_in(self._ask(own, "status", tokens="1")))
+        return self._connect({} if own is None else self._ask(own, "status", tokens="1").values)
 
     def check(self) -> list[HostState]:
         """Try whether the hosts can be reached and have the bbgrap of this machine; nothing is started."""
@@ -180,19 +176,19 @@ class Launch:
         known = first[0] if first else HostState(COORDINATOR, place.host.where if place.host else place.address, "unknown")
         return [replace(known, fault=str(error))]
 
-    def _start_coordinator(self, own: Host) -> tuple[list[HostState], _Tokens]:
+    def _start_coordinator(self, own: Host) -> tuple[list[HostState], Tokens]:
         reply = self._ask(own, "start", ready="1", tokens="1")
-        state, tokens = _seen(own, reply), _tokens_in(reply)
+        state = _seen(own, reply)
         if not state.pid:
             raise HostError("\n".join([f"the coordinator at {own.where} ended; the end of its log:", *state.log]))
-        if not tokens.local or not tokens.join:
+        if not reply.values.get("local") or not reply.values.get("join"):
             raise HostError("\n".join([f"the coordinator at {own.where} is not ready; the end of its log:", *state.log]))
-        return [state], tokens
+        return [state], reply.values
 
     def _start_agent(self, host: Host, token: str) -> HostState:
         return _seen(host, self._ask(host, "start", token=token))
 
-    def _foreign_tokens(self) -> _Tokens:
+    def _foreign_tokens(self) -> Tokens:
         place = self._file.coordinator
         local = find_token(place.address)
         file = place.join_token or (local.with_name("join.token") if local else None)
@@ -202,13 +198,13 @@ class Launch:
                 f" makes one; name the file with it in '{self._file.path}', as 'join_token' of 'coordinator'"
             )
         try:
-            return _Tokens(join=file.read_text().strip())
+            return {"join": file.read_text().strip()}
         except (OSError, UnicodeDecodeError) as error:
             raise AccessError(f"token file '{file}': it cannot be read: {getattr(error, 'strerror', None) or error}") from None
 
-    def _connect(self, tokens: _Tokens) -> Connection:
-        if tokens.local:
-            return connect(self._file.coordinator.address, token=tokens.local)
+    def _connect(self, tokens: Tokens) -> Connection:
+        if local := tokens.get("local"):
+            return connect(self._file.coordinator.address, token=local)
         return connect(self._file.coordinator.address, token_file=self._token_file)
 
     def _await_joined(
@@ -247,10 +243,6 @@ def _each(hosts: Sequence[Host], act: Callable[[Host], HostState]) -> list[HostS
 
 def _listed(connection: Connection) -> Mapping[str, str]:
     return {node.name: node.state for node in connection.nodes()}
-
-
-def _tokens_in(reply: HostReply) -> _Tokens:
-    return _Tokens(reply.values.get("local", ""), reply.values.get("join", ""))
 
 
 def _seen(host: Host, reply: HostReply) -> HostState:

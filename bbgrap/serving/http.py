@@ -22,18 +22,9 @@ from starlette.types import Receive, Scope, Send
 
 from bbgrap.graph.types import Array
 from bbgrap.protocol.version import VERSION
+from bbgrap.serving import http_bodies as bodies
 from bbgrap.serving.datatypes import BodyBytes
 from bbgrap.serving.gateway import Gateway, Inference, ended
-from bbgrap.serving.http_bodies import (
-    COMPRESSED_FROM,
-    accepted_encoding,
-    answer_body,
-    compress,
-    decompress,
-    json_length_of,
-    parse_infer,
-    parse_json,
-)
 from bbgrap.serving.infer_request import InferRequest
 from bbgrap.serving.model import ServedModel
 from bbgrap.serving.refusals import Refusal, RefusedError, malformed, refusal_of
@@ -141,12 +132,12 @@ class _Api:
         return _json({"name": model.name, "ready": not why, **({"error": why} if why else {})}, 503 if why else 200)
 
     async def index(self, request: Request) -> list[dict[str, Any]]:
-        said = parse_json(await self._body(request))
+        said = bodies.parse_json(await self._body(request))
         return await self._gateway.beside(lambda: self._repository.index(ready=bool(said.get("ready"))))
 
     async def load(self, request: Request) -> dict[str, Any]:
         with self._gateway.admitted() as place:
-            parameters = parse_json(await self._body(request, place)).get("parameters")
+            parameters = bodies.parse_json(await self._body(request, place)).get("parameters")
             if parameters:
                 raise malformed("parameters: models are loaded as their files say, without a configuration or files of the request")
             await self._gateway.loading(partial(self._repository.load, request.path_params["model"]))
@@ -164,13 +155,13 @@ class _Api:
             encoding = request.headers.get("content-encoding", "").strip().lower()
             header = request.headers.get(JSON_LENGTH, "").strip()
             if encoding:
-                body = await self._gateway.beside(partial(decompress, body, encoding, self._gateway.limits.body_bytes))
-            length = json_length_of(header, len(body))
+                body = await self._gateway.beside(partial(bodies.decompress, body, encoding, self._gateway.limits.body_bytes))
+            length = bodies.json_length_of(header, len(body))
             if length <= _INLINE_BYTES:
-                asked = parse_infer(body, length)
+                asked = bodies.parse_infer(body, length)
             else:
-                asked = await self._gateway.beside(partial(parse_infer, body, length))
-            accept = accepted_encoding(request.headers.get("accept-encoding", ""))
+                asked = await self._gateway.beside(partial(bodies.parse_infer, body, length))
+            accept = bodies.accepted_encoding(request.headers.get("accept-encoding", ""))
             answer = partial(_response, model, asked, accept)
             work = Inference(asked, answer, request.headers.get("traceparent", ""))
             return await _unless_gone(request, self._gateway.infer(model, work))
@@ -225,12 +216,12 @@ def _too_large(most: int) -> RefusedError:
 def encoded(model: ServedModel, asked: InferRequest, accept: str, outputs: list[Array]) -> tuple[list[BodyBytes], dict[str, str]]:
     """Return the parts of an answer, and its headers; `accept` is how it may be compressed."""
     named = list(zip(model.output_names(asked.output_names), outputs, strict=True))
-    parts, json_length = answer_body(model.name, model.version, asked, named)
+    parts, json_length = bodies.answer_body(model.name, model.version, asked, named)
     headers = {"content-type": "application/octet-stream" if json_length else "application/json"}
     if json_length:
         headers[JSON_LENGTH] = str(json_length)
-    if accept and sum(map(len, parts)) >= COMPRESSED_FROM:
-        parts = [compress(parts, accept)]
+    if accept and sum(map(len, parts)) >= bodies.COMPRESSED_FROM:
+        parts = [bodies.compress(parts, accept)]
         headers["content-encoding"] = accept
     elif sum(map(len, parts)) <= _INLINE_BYTES:
         parts = [b"".join(parts)]  # sent at once

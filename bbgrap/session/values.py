@@ -10,18 +10,7 @@ from typing import Any, assert_never
 import numpy as np
 
 from bbgrap.errors import InputError
-from bbgrap.graph.onnx_types import (
-    MapOf,
-    OptionalOf,
-    SequenceOf,
-    TensorOf,
-    Unknown,
-    ValueKind,
-    array_of_content,
-    content_of,
-    kind_of,
-    text_of,
-)
+from bbgrap.graph import onnx_types as kinds
 from bbgrap.graph.types import Array, DType
 from bbgrap.protocol.values import Numbers, Value, pack_value, unpack_value
 
@@ -36,9 +25,9 @@ def packed_input(name: str, serialized: bytes, value: object) -> Array:
         InputError: if it is no value of that type.
     """
     try:
-        return pack_value(_fitted(kind_of(serialized), value))
+        return pack_value(_fitted(kinds.kind_of(serialized), value))
     except _MisfitError as misfit:
-        raise InputError(f"input '{name}': expected {text_of(serialized)}, got {misfit}") from None
+        raise InputError(f"input '{name}': expected {kinds.text_of(serialized)}, got {misfit}") from None
 
 
 def unpacked_output(packed: Array) -> Value:
@@ -53,7 +42,7 @@ class _MisfitError(Exception):
 def _shown(value: Value) -> Value:
     match value:
         case Numbers(code, shape, content):
-            array = array_of_content(code, shape, content)
+            array = kinds.array_of_content(code, shape, content)
             return array.view(np.uint8) if code in _FLOAT8 else array
         case np.ndarray():
             return value if value.flags.writeable else value.copy()
@@ -63,28 +52,28 @@ def _shown(value: Value) -> Value:
             return value
 
 
-def _fitted(kind: ValueKind, value: object) -> Value:
+def _fitted(kind: kinds.ValueKind, value: object) -> Value:
     match kind:
-        case OptionalOf(item=item):
+        case kinds.OptionalOf(item=item):
             return None if value is None else _fitted(item, value)
-        case SequenceOf(item=item):
+        case kinds.SequenceOf(item=item):
             if not isinstance(value, list | tuple):
                 raise _MisfitError(f"{_what(value)}; give a list")
             return [_fitted(item, inner) for inner in value]
-        case MapOf(key=key, item=item):
+        case kinds.MapOf(key=key, item=item):
             return _fitted_map(key, item, value)
-        case TensorOf():
+        case kinds.TensorOf():
             return _fitted_tensor(kind, value)
-        case Unknown():
+        case kinds.Unknown():
             raise _MisfitError(f"{_what(value)}; such values cannot be given")
         case _:
             assert_never(kind)
 
 
-def _fitted_map(key: DType, item: ValueKind, value: object) -> Value:
+def _fitted_map(key: DType, item: kinds.ValueKind, value: object) -> Value:
     if not isinstance(value, dict):
         raise _MisfitError(f"{_what(value)}; give a dictionary")
-    scalar = _SCALARS.get(item.dtype.numpy.kind) if isinstance(item, TensorOf) and item.dtype is not DType.OTHER else None
+    scalar = _SCALARS.get(item.dtype.numpy.kind) if isinstance(item, kinds.TensorOf) and item.dtype is not DType.OTHER else None
     if scalar is None:
         raise _MisfitError("a dictionary; only those of numbers and texts can be given")
     made: dict[Any, Any] = {}
@@ -113,12 +102,12 @@ _SCALARS: dict[str, Callable[[Any], Any]] = {"f": _number, "i": operator.index, 
 """What makes the values of a map, by the kind of numpy's type; onnxruntime does not convert either."""
 
 
-def _fitted_tensor(kind: TensorOf, value: object) -> Value:
+def _fitted_tensor(kind: kinds.TensorOf, value: object) -> Value:
     if value is None or isinstance(value, dict):
         raise _MisfitError(f"{_what(value)}; give an array")
     array: Array = np.asarray(value)
     if kind.dtype is DType.OTHER:
-        content = content_of(array, kind.code)
+        content = kinds.content_of(array, kind.code)
         if content is None:
             raise _MisfitError(f"{_what(array)}; give an array of the type of that name in `ml_dtypes`")
         return Numbers(kind.code, array.shape, content)
