@@ -288,7 +288,6 @@ def test_a_wakeup_queue_keeps_the_order_and_wakes():
         assert not any(os.fstat(file.fileno()).st_size for file in (one, other))
 
 
-@pytest.mark.skipif(not hasattr(select, "poll"), reason="sockets end by themselves")
 def test_a_wakeup_queue_that_was_forgotten_keeps_no_descriptors():
     """As with a program that makes a connection for each of its requests, and closes none: it had no descriptors left."""
     wakeups = WakeupQueue[int]()
