@@ -17,8 +17,9 @@ from bbgrap.observing.logs import LogFormat, write_logs
 from bbgrap.planners.options import PlanOptions
 
 if TYPE_CHECKING:
-    from bbgrap.serving.gateway import Limits
+    from bbgrap.serving.gateway import Gateway
     from bbgrap.serving.listening import HttpListener
+    from bbgrap.serving.repository import Repository
     from bbgrap.serving.tracing import Tracing
     from bbgrap.session import Connection
     from bbgrap.session.state_pairs import StateText
@@ -94,7 +95,7 @@ def serve(
         raise UsageError(f"--models {folder}: there is no such folder")
     states = _states(state or [])
     try:
-        from bbgrap.serving.gateway import Limits
+        from bbgrap.serving.gateway import Gateway, Limits
         from bbgrap.serving.server import host_and_port, listen
         from bbgrap.transport.process import allow_many_descriptors
     except ImportError as error:
@@ -115,9 +116,8 @@ def serve(
             if address and not address.startswith(("127.", "localhost:", "[::1]:")):
                 say(f"{option} {address}: whoever reaches it may use these models, and what is sent can be read on the network")
         with _tracing(otlp, record_every) as tracing:
-            _serve(
-                connection, named, folder, options, states, max_sequences, limits, tracing, listening, grpc, host or [], _own_names(http)
-            )
+            gateway = Gateway(connection, _repository(connection, named, folder, options, states, max_sequences), limits, tracing)
+            _run(gateway, listening, grpc, host or [], _own_names(http))
 
 
 def _named(texts: list[str]) -> dict[str, Path]:
@@ -185,42 +185,34 @@ def _tracing(otlp: str, every_s: float) -> Iterator[Tracing]:
         yield Tracing(every_s, spans)
 
 
-def _serve(
-    connection: Connection,
-    named: dict[str, Path],
-    folder: Path | None,
-    options: PlanOptions,
-    states: Mapping[str, StateText],
-    max_sequences: int,
-    limits: Limits,
-    tracing: Tracing,
-    listening: HttpListener,
-    grpc: str,
-    names: Collection[str],
-    own_names: Collection[str],
-) -> None:
-    import asyncio
-    import sys
-
-    from bbgrap.serving.gateway import DEADLINE_S, Gateway
+def _repository(
+    connection: Connection, named: dict[str, Path], folder: Path | None, options: PlanOptions, states: Mapping[str, StateText], most: int
+) -> Repository:
+    """Return the models that are served, of which each has at most so many sequences at once."""
+    from bbgrap.serving.gateway import DEADLINE_S
     from bbgrap.serving.model import ServedModel
-    from bbgrap.serving.page_routes import page_routes
     from bbgrap.serving.repository import Repository, RepositoryEntry
-    from bbgrap.serving.server import serve as run
 
     def load(entry: RepositoryEntry) -> ServedModel:
-        state = states.get(entry.name)
-        return ServedModel.load(entry.name, entry.version, entry.path, connection, options, DEADLINE_S, state, max_sequences)
+        return ServedModel.load(entry.name, entry.version, entry.path, connection, options, DEADLINE_S, states.get(entry.name), most)
 
     repository = Repository(named, folder, load)
     if unknown := states.keys() - repository.entries().keys():
         raise UsageError(f"--state {min(unknown)}: no model is called so; there are {', '.join(sorted(repository.entries())) or 'none'}")
+    return repository
+
+
+def _run(gateway: Gateway, listening: HttpListener, grpc: str, names: Collection[str], own_names: Collection[str]) -> None:
+    import asyncio
+    import sys
+
+    from bbgrap.serving.page_routes import page_routes
+    from bbgrap.serving.server import serve as run
 
     def ready(url: str, rpc: str) -> None:
         print_result(url)
         sys.stdout.flush()
-        served = ", ".join(sorted(repository.models)) or "no model"
+        served = ", ".join(sorted(gateway.repository.models)) or "no model"
         say(f"serving {served}{f', gRPC at {rpc}' if rpc else ''}; the URL shows the cluster; Ctrl-C stops it")
 
-    gateway = Gateway(connection, repository, limits, tracing)
     asyncio.run(run(gateway, listening, grpc, ready, page_routes(gateway), names, own_names))

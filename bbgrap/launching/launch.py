@@ -43,7 +43,7 @@ class HostState:
     """The last lines of its process's log."""
 
 
-Tokens = Mapping[str, str]
+HostTokens = Mapping[str, str]
 """`local` and `join` of this cluster's own coordinator, as far as they are known."""
 
 
@@ -88,7 +88,7 @@ class Launch:
         """Say what runs, and who has joined."""
         own = self._file.coordinator.host
         first: list[HostState] = []
-        tokens: Tokens = {}
+        tokens: HostTokens = {}
         with ThreadPoolExecutor(1) as pool:  # beside the agents: any of them may be away
             asked = None if own is None else pool.submit(self._ask, own, "status", tokens="1")
             states = _each(self._agents, lambda host: _seen(host, self._ask(host, "status")))
@@ -176,7 +176,7 @@ class Launch:
         known = first[0] if first else HostState(COORDINATOR, place.host.where if place.host else place.address, "unknown")
         return [replace(known, fault=str(error))]
 
-    def _start_coordinator(self, own: Host) -> tuple[list[HostState], Tokens]:
+    def _start_coordinator(self, own: Host) -> tuple[list[HostState], HostTokens]:
         reply = self._ask(own, "start", ready="1", tokens="1")
         state = _seen(own, reply)
         if not state.pid:
@@ -188,7 +188,7 @@ class Launch:
     def _start_agent(self, host: Host, token: str) -> HostState:
         return _seen(host, self._ask(host, "start", token=token))
 
-    def _foreign_tokens(self) -> Tokens:
+    def _foreign_tokens(self) -> HostTokens:
         place = self._file.coordinator
         local = find_token(place.address)
         file = place.join_token or (local.with_name("join.token") if local else None)
@@ -202,7 +202,7 @@ class Launch:
         except (OSError, UnicodeDecodeError) as error:
             raise AccessError(f"token file '{file}': it cannot be read: {getattr(error, 'strerror', None) or error}") from None
 
-    def _connect(self, tokens: Tokens) -> Connection:
+    def _connect(self, tokens: HostTokens) -> Connection:
         if local := tokens.get("local"):
             return connect(self._file.coordinator.address, token=local)
         return connect(self._file.coordinator.address, token_file=self._token_file)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from bbgrap.errors import ClusterUnavailableError
 from bbgrap.launching.hosts import Host
+from bbgrap.report.printable import printable
 
 _PAUSES_S = (1.0, 2.0)
 """Before each further try to reach a host."""
@@ -117,20 +118,15 @@ def _reply(host: Host, done: subprocess.CompletedProcess[str]) -> HostReply:
     log: tuple[str, ...] = ()
     for number, line in enumerate(lines):
         if line == f"{_MARK}log":
-            log = tuple(map(_printable, lines[number + 1 :]))
+            log = tuple(map(printable, lines[number + 1 :]))
             break
         if line.startswith(_MARK):
             key, _, value = line.removeprefix(_MARK).partition("=")
             values[key] = value
     if "error" in values:
-        raise HostError(_printable(values["error"]))
+        raise HostError(printable(values["error"]))
     if done.returncode:
-        said = [_printable(line) for line in done.stderr.splitlines() if line.strip()]
+        said = [printable(line) for line in done.stderr.splitlines() if line.strip()]
         by = "ssh" if host.ssh and done.returncode == _SSH_FAILED else "its shell"
         raise HostError(f"{by} says: {said[-1] if said else f'exit status {done.returncode}'}")
     return HostReply(values, log)
-
-
-def _printable(line: str) -> str:
-    """Return a line without what a terminal would obey."""
-    return "".join(char if char.isprintable() else " " for char in line)

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from bbgrap.observing.rates import ModelRates, quantiles_of
 from bbgrap.protocol.status_messages import LinkStatus, ModelStatus, NodeStatus, PlanStatus, Status
+from bbgrap.report.printable import printable
 from bbgrap.report.svg import byte_count, milliseconds
 
 LEAST_WIDTH = 40
@@ -160,7 +161,7 @@ def _fitted(lines: Iterable[str], width: int) -> list[str]:
     """Return lines that are no longer than a width; what is, goes on in the next, indented."""
     fitted: list[str] = []
     for line in lines:
-        safe = "".join(character if character.isprintable() else "?" for character in line)
+        safe = printable(line)
         indent = " " * (len(safe) - len(safe.lstrip()) + 4)
         wrapped = textwrap.wrap(safe, max(width, LEAST_WIDTH), subsequent_indent=indent, drop_whitespace=True, replace_whitespace=False)
         fitted += wrapped or [""]

@@ -70,7 +70,6 @@ class IOBinding(ort.IOBinding):  # type: ignore[misc]  # onnxruntime ships no ty
 
     def bind_input(self, name: str, device_type: str, device_id: int, element_type: object, shape: Sequence[int], buffer_ptr: int) -> None:
         """Let an input be what is at this address when the model runs; its owner must keep it there."""
-        del device_id  # there is one CPU
         with speaking_onnxruntime(RuntimeError):
             only_cpu(device_type, f"input '{name}'")
             self._bind(name, array_at(buffer_ptr, element_type, shape, f"input '{name}'"))
@@ -95,7 +94,6 @@ class IOBinding(ort.IOBinding):  # type: ignore[misc]  # onnxruntime ships no ty
         buffer_ptr: int | None = None,
     ) -> None:
         """Ask for an output, in new memory or, with all of the last three, at this address."""
-        del device_id
         with speaking_onnxruntime(RuntimeError):
             only_cpu(device_type, f"output '{name}'")
             if buffer_ptr is None:

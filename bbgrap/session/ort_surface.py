@@ -219,7 +219,6 @@ class OrtSurface:
         Raises:
             UnsupportedError: if a value is no tensor of numbers.
         """
-        del fetch_devices  # outputs come to this machine's CPU
         with speaking_onnxruntime():
             if len(feed_names) != len(feeds) or (len(fetches) and len(fetches) != len(fetch_names)):
                 got = f"{len(feeds)} and {len(fetches)} for {len(feed_names)} and {len(fetch_names)}"

@@ -121,7 +121,7 @@ def write_artifacts(
     made = ((v, v.artifacts) for v in variants)
     forms = tuple(_Variant(v.name, json.dumps(v.report), a.devices, a.host, a.further, a.joinings) for v, a in made)
     with (folder / _VARIANTS).open("xb") as stream:
-        stream.write(msgpack.packb(_Made(forms, places, there, held), default=plain_form))
+        stream.write(packed(_Made(forms, places, there, held)))
 
 
 def _places(base: Path) -> Mapping[str, _Place]:
@@ -158,7 +158,7 @@ def read_artifacts(folder: Path, expected: str = "") -> tuple[PlannedVariant, ..
         digest = hashlib.sha256(content).hexdigest()
         if expected not in {"", digest}:
             raise SchemaError(f"its digest is {digest[:12]}, expected {expected[:12]}")
-        made = _built(_Made, content)
+        made = unpacked(_Made, content)
         if not made.variants:
             raise SchemaError("there are no variants")
         arrays = _mapped(folder / _WEIGHTS, made.places) | (_mapped(folder / _INHERITED, made.inherited) if made.inherited else {})
@@ -185,10 +185,16 @@ def read_form(kind: type[T], path: Path) -> T:
     Raises:
         SchemaError, OSError, ValueError, TypeError, LookupError, RecursionError: if it holds something else.
     """
-    return _built(kind, _content(path))
+    return unpacked(kind, _content(path))
 
 
-def _built(kind: type[T], content: bytes) -> T:
+def packed(value: object) -> bytes:
+    """Return a value as it lies on the disk, in the protocol's schema."""
+    return cast("bytes", msgpack.packb(value, default=plain_form))
+
+
+def unpacked(kind: type[T], content: bytes) -> T:
+    """Undo `packed`; raises as `read_form`, if it is something else."""
     return cast("T", build(kind, msgpack.unpackb(content, raw=False, use_list=False, strict_map_key=True)))
 
 

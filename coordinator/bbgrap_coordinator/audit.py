@@ -149,7 +149,6 @@ class _Lines(RotatingFileHandler):
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - the library's name
         """Begin anew with the next line: what the stream still holds must not come later, in pieces."""
-        del record
         self._fault = str(sys.exc_info()[1])
         stream, self.stream = self.stream, None
         with suppress(OSError, ValueError):

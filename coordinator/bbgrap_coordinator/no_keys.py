@@ -19,19 +19,16 @@ class NoKeys:
 
     def refusal(self, identity: bytes, message: AgentMessage | ClientMessage | KeyMessage) -> str:
         """See `KeyRing.refusal`."""
-        del identity, message
         return ""
 
     def answer(self, identity: bytes, message: KeyMessage, connections: Callable[[bytes], int]) -> tuple[KeyAnswer, None]:
         """See `KeyRing.answer`: there are no tokens, and nodes need none."""
-        del identity, connections
         if isinstance(message, Enrol):
             return Enrolled(b"", b""), None
         return refused_call(message, "this coordinator runs with --insecure: it has no keys; start it without to lock it"), None
 
     def key_of_node(self, name: str) -> str:
         """See `KeyRing.key_of_node`: nobody has a key."""
-        del name
         return ""
 
     def ended(self) -> list[bytes]:
@@ -40,12 +37,10 @@ class NoKeys:
 
     def is_node(self, identity: bytes) -> bool:
         """See `KeyRing.is_node`."""
-        del identity
         return False
 
     def name_of_short(self, short: str) -> str:
         """See `KeyRing.name_of_short`."""
-        del short
         return ""
 
     def name_of(self, identity: bytes) -> str:

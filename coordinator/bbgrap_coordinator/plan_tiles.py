@@ -9,12 +9,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import msgpack
-
 from bbgrap.planners.plan import Plan, Tile
 from bbgrap.protocol.limits import Name
-from bbgrap.protocol.schema import SchemaError, plain_form
-from bbgrap_coordinator.artifacts import TILES, read_form
+from bbgrap.protocol.schema import SchemaError
+from bbgrap_coordinator.artifacts import TILES, packed, read_form
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +36,7 @@ def write_tiles(folder: Path, shapes: Mapping[str, tuple[int, ...]], plans: Sequ
     """
     cuts = _Cuts(tuple(VariantTiles(shapes, plan.tiles) for plan in plans))
     with (folder / TILES).open("xb") as stream:
-        stream.write(msgpack.packb(cuts, default=plain_form))
+        stream.write(packed(cuts))
 
 
 def read_tiles(folder: Path) -> tuple[VariantTiles, ...]:

@@ -28,6 +28,7 @@ from bbgrap.own_code import replaced_code
 from bbgrap.own_process import python_command
 from bbgrap.planners.options import PlanOptions
 from bbgrap.protocol.faults import Fault
+from bbgrap.report.printable import printable
 from bbgrap_coordinator.artifacts import NO_ROOM
 
 _END_S = 1.0
@@ -260,4 +261,4 @@ def _why(status: int) -> str:
 
 def _short(text: str, length: int) -> str:
     """Return a text without what does not belong into a line of a log, cut in the middle where it is longer."""
-    return shortened("".join(letter if letter.isprintable() or letter == "\n" else "?" for letter in text), length)
+    return shortened(printable(text, also="\n"), length)

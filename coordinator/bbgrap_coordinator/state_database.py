@@ -29,7 +29,8 @@ from bbgrap.cluster.types import NodeProfile
 from bbgrap.control.saved_state import StoredPlan
 from bbgrap.errors import BbgrapError, UsageError
 from bbgrap.protocol.client_messages import ModelFile
-from bbgrap.protocol.schema import SchemaError, build, plain_form
+from bbgrap.protocol.schema import SchemaError
+from bbgrap_coordinator.artifacts import packed, unpacked
 from bbgrap_coordinator.reserve import Reserve
 
 SCHEMA_VERSION = 1
@@ -131,7 +132,7 @@ class StateDatabase:
 
     def save_model(self, model: str, files: tuple[ModelFile, ...]) -> None:
         """Keep what files a model has."""
-        self._database.execute("INSERT OR REPLACE INTO models VALUES (?, ?)", (model, _packed(_Files(files))))
+        self._database.execute("INSERT OR REPLACE INTO models VALUES (?, ?)", (model, packed(_Files(files))))
 
     def models(self, sizes: Mapping[str, int]) -> dict[str, tuple[ModelFile, ...]]:
         """Return the files of models; those of which one is not among `sizes` (by digest) any more are forgotten."""
@@ -146,7 +147,7 @@ class StateDatabase:
 
     def save_profile(self, profile: NodeProfile, *, by_hand: bool) -> None:
         """Keep what is known of a node."""
-        self._database.execute("INSERT OR REPLACE INTO profiles VALUES (?, ?, ?)", (profile.name, int(by_hand), _packed(profile)))
+        self._database.execute("INSERT OR REPLACE INTO profiles VALUES (?, ?, ?)", (profile.name, int(by_hand), packed(profile)))
 
     def forget_profile(self, node: str, *, by_hand: bool) -> None:
         """Keep no longer what is known of a node."""
@@ -163,7 +164,7 @@ class StateDatabase:
     def save_plan(self, plan: StoredPlan, artifacts: str) -> None:
         """Keep a plan, as the one saved last."""
         query = "INSERT OR REPLACE INTO plans SELECT ?, coalesce(max(place), 0) + 1, ?, ? FROM plans"
-        self._database.execute(query, (plan.job, artifacts, _packed(plan)))
+        self._database.execute(query, (plan.job, artifacts, packed(plan)))
 
     def forget_plan(self, job: int) -> None:
         """Keep it no longer."""
@@ -186,17 +187,10 @@ class StateDatabase:
     def _read(self, kind: type[T], content: object, what: str) -> T | None:
         try:
             assert isinstance(content, bytes)
-            found = build(kind, msgpack.unpackb(content, raw=False, use_list=False, strict_map_key=True))
+            return unpacked(kind, content)
         except (SchemaError, BbgrapError, AssertionError, ValueError, RecursionError, msgpack.UnpackException) as error:
             _log.warning("%s in the state directory cannot be read and is dropped: %s", what, str(error)[:200])
             return None
-        assert isinstance(found, kind)
-        return found
-
-
-def _packed(value: object) -> bytes:
-    packed: bytes = msgpack.packb(value, default=plain_form)
-    return packed
 
 
 def _locked(directory: Path) -> int:

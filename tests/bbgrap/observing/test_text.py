@@ -65,7 +65,7 @@ def test_what_peers_chose_cannot_steer_a_terminal():
     event = ClusterEvent(2, NOW, "refused", "refused '\x1b[2J\nroot'")
     text = status_text(replace(STATUS, events=(event,)), 80)
     assert "\x1b" not in text
-    assert "refused '?[2J?root'" in text
+    assert "refused '\ufffd[2J\ufffdroot'" in text
 
 
 def test_top_shows_rates_and_fits_the_terminal():
