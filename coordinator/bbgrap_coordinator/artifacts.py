@@ -314,7 +314,7 @@ class ArtifactFolders:
 
     def nbytes(self, job: int) -> int:
         """Return the bytes that a job's files take; 0 if there are none."""
-        return sum(_size(self.path(job) / name) for name in (_VARIANTS, _WEIGHTS, TILES))
+        return sum(size_of(self.path(job) / name) or 0 for name in (_VARIANTS, _WEIGHTS, TILES))
 
     def keep_only(self, jobs: set[int]) -> None:
         """Remove whatever belongs to no job of these."""
@@ -324,8 +324,10 @@ class ArtifactFolders:
                 shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
 
 
-def _size(path: Path) -> int:
+def size_of(path: Path) -> int | None:
+    """Return the bytes of a file; None if there is none."""
     try:
-        return path.stat().st_size
+        facts = path.lstat()
     except OSError:
-        return 0
+        return None
+    return facts.st_size if stat.S_ISREG(facts.st_mode) else None

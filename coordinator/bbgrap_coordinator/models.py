@@ -26,7 +26,7 @@ from bbgrap.control.coordinator_instructions import WriteChunk
 from bbgrap.errors import ModelError
 from bbgrap.protocol.client_messages import ModelFile
 from bbgrap.protocol.limits import MAX_MODEL_BYTES, is_digest
-from bbgrap_coordinator.artifacts import NO_ROOM, sync_folder
+from bbgrap_coordinator.artifacts import NO_ROOM, size_of, sync_folder
 
 MAX_ARRIVING_BYTES = MAX_MODEL_BYTES
 """All files that are on their way, as far as they are here."""
@@ -92,7 +92,7 @@ class ModelStore:
         for left in directory.glob("model-*"):
             shutil.rmtree(left, ignore_errors=True)
         for path in directory.iterdir():
-            if is_digest(path.name) and _size_of(path) == 0:
+            if is_digest(path.name) and size_of(path) == 0:
                 path.unlink()  # what a file system may leave of a file after a power cut
         self._arriving: dict[tuple[RoutingId, str], _Arriving] = {}
         self._hashed: dict[str, _Seen] = {}
@@ -102,7 +102,7 @@ class ModelStore:
 
     def stored(self) -> dict[str, int]:
         """Return the digests and sizes in bytes of complete files."""
-        sizes = {path.name: _size_of(path) for path in self.directory.iterdir() if is_digest(path.name)}
+        sizes = {path.name: size_of(path) for path in self.directory.iterdir() if is_digest(path.name)}
         return {digest: size for digest, size in sizes.items() if size is not None}
 
     def write(self, instruction: WriteChunk) -> ChunkWritten:
@@ -229,7 +229,7 @@ class ModelStore:
         gone = tuple(file.digest for file in files if not self._is_intact(file.digest))
         if gone:
             raise ModelGoneError(gone)
-        wrong = [file for file in files if _size_of(self.directory / file.digest) != file.size]
+        wrong = [file for file in files if size_of(self.directory / file.digest) != file.size]
         if wrong:
             raise ModelError(f"model: its file '{wrong[0].name}' does not have {wrong[0].size} bytes; offer it again")
         with TemporaryDirectory(dir=self.directory, prefix="model-") as home:
@@ -273,15 +273,6 @@ def place(source: Path, target: Path) -> None:
         raise
     except OSError:
         shutil.copyfile(source, target)
-
-
-def _size_of(path: Path) -> int | None:
-    """Return the bytes of a file; None if there is none."""
-    try:
-        facts = path.lstat()
-    except OSError:
-        return None
-    return facts.st_size if stat.S_ISREG(facts.st_mode) else None
 
 
 def _seen(facts: os.stat_result) -> _Seen:
