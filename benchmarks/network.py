@@ -24,7 +24,7 @@ from bbgrap.bench import bench
 from bbgrap.cli.input_options import GivenInputs
 from bbgrap.cli.inputs import read_inputs
 from bbgrap.cli.models import find_model
-from bbgrap.cli.option_groups import plan_options
+from bbgrap.cli.options import plan_options
 from bbgrap.cli.output import print_json, print_table, say, step
 from bbgrap.errors import UsageError
 from bbgrap.planners.options import TRANSFER_TYPES, PlanOptions, TransferType

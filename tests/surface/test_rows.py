@@ -92,7 +92,7 @@ def test_without_a_cluster_said_it_is_that_of_the_surroundings(cluster, monkeypa
     try:
         assert bbgrap.InferenceSession(models.add()).run(None, {"a": X, "b": X})[0].tolist() == (X + X).tolist()
     finally:
-        own_cluster.leave(cluster.connection)  # as the end of the block does
+        own_cluster._enclosing.remove(cluster.connection)  # as the end of the block does
     with pytest.raises(bbgrap.UsageError, match="http://x:1"):
         bbgrap.InferenceSession(models.add())
 
