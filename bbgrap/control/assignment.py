@@ -7,7 +7,7 @@ that has answered nothing yet has one agent at a time, since it may never end.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from bbgrap.control.coordinator_events import RoutingId
@@ -95,8 +95,8 @@ class RequestAssigner:
             # What has ended a worker may end another: it takes the one that it has ended already, and the others go on.
             mine, copies = ([v for v in there if set(v.parts) == {request.blamed}] for there in (mine, copies))
         mine, copies = self._without_aside(mine, copies)
-        crowded = bool(mine) and answer_more_at_once(len(copies), plan)
-        if mine and not crowded and (request.interruptions + request.broken < MAX_DEATHS or not has_copies):
+        leaves = bool(mine) and (answer_more_at_once(len(copies), plan) or self._is_compared(plan, request, copies))
+        if mine and not leaves and (request.interruptions + request.broken < MAX_DEATHS or not has_copies):
             queue = plan.policy.choose([variant.queue for variant in mine], now)
             return next((variant for variant in mine if variant.queue is queue), None)
         free = [v for v in copies if v.queue.has_room]
@@ -108,6 +108,11 @@ class RequestAssigner:
             return homes, len(copy.queue.running), copy.usual_s * (LOADING_COSTS if shares else 1.0), shares, copy.epoch
 
         return min(free, key=cost, default=None)
+
+    def _is_compared(self, plan: ServedPlan, request: Request, copies: Sequence[Variant]) -> bool:
+        """Whether a request runs on the standby, alone, to see whether the plan is still faster."""
+        is_free = bool(copies) and request.sequence is None and not self._loading.is_anything_running
+        return is_free and plan.trial.is_turn_of_standby()
 
     def _without_aside(self, mine: list[Variant], copies: list[Variant]) -> tuple[list[Variant], list[Variant]]:
         """Leave out what a node takes part in that is set aside, unless there is nothing else."""

@@ -292,7 +292,7 @@ class Requests:
         devices = variant.device_names if records else ()
         answer = RunResult(request.caller[1], plan.number, event.outputs, event.payload, records, devices)
         done = [ToClient(request.caller[0], answer), *log, *self.table.close(request, "finished")]
-        return [*done, *learn(request.plan, variant, now - started, self.loading)] if now is not None and alone else done
+        return [*done, *learn(request.plan, variant, now - started, self.loading, now)] if now is not None and alone else done
 
     def _has_answered(self, plan: ServedPlan) -> None:
         """Note that a plan, and its model with it, has answered; what was put off until then is looked at."""

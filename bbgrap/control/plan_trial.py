@@ -23,6 +23,27 @@ class PlanTrial:
 
     standby: deque[NodesTime] = field(default_factory=lambda: deque(maxlen=KEPT))
     scaled: deque[NodesTime] = field(default_factory=lambda: deque(maxlen=KEPT))
+    seen: tuple[NodesTime, ...] = ()
+    """Those of the standby from before the plan served."""
+    doubted_s: float = 0.0
+    """What requests take on a plan that serves, since it is doubted that this is less than on the standby; 0: it is not."""
+    _turns: int = 0
+
+    def serves(self) -> None:
+        """Note that the plan serves: what the standby takes is not asked any more for now."""
+        self.seen = tuple(self.standby) or self.seen
+        self.standby.clear()
+
+    def doubt(self, took: float, copies: Collection[tuple[str, ...]]) -> None:
+        """Compare with the standby anew, if it took less before the plan served than that takes now."""
+        if any(on in copies and seconds < took for on, seconds in self.seen):
+            self.doubted_s = took
+            self.standby.clear()
+
+    def is_turn_of_standby(self) -> bool:
+        """Whether the next request takes a copy: every second one, while a plan is doubted."""
+        self._turns += bool(self.doubted_s)
+        return bool(self.doubted_s) and self._turns % 2 == 0
 
     def verdict(self, nodes: tuple[str, ...], copies: Collection[tuple[str, ...]]) -> str:
         """Return why a scaled variant on these nodes shall go; nothing if it may stay, or too little is known."""

@@ -37,7 +37,7 @@ Origin = tuple[Base, ...] | Literal["search", "wait", "nothing"]
 
 def origin_of(plan: ServedPlan, others: Iterable[ServedPlan], names: tuple[str, ...]) -> Origin:
     """Return what a plan over agents of these names that nobody waits for can be made of; `others` are those of its model."""
-    if plan.options is None or plan.options.planner != AUTO or plan.is_stream:
+    if not _is_by_latency(plan):
         return "search"
     alike = [other for other in others if other is not plan and other.options == plan.options and _has_same_axes(plan, other)]
     # Other profiles would make another plan of a base, not a useless one.
@@ -51,6 +51,11 @@ def origin_of(plan: ServedPlan, others: Iterable[ServedPlan], names: tuple[str, 
     if any(_elements(plan) < GROWTH * _elements(other) for other, v in serving if len(v.parts) == 1):
         return "nothing"
     return "search"
+
+
+def _is_by_latency(plan: ServedPlan) -> bool:
+    """Whether a plan is the one that answers soonest, and none that was asked for by name."""
+    return plan.options is not None and plan.options.planner == AUTO and not plan.is_stream
 
 
 def _has_same_axes(plan: ServedPlan, other: ServedPlan) -> bool:
@@ -75,20 +80,28 @@ def answer_more_at_once(copies: int, plan: ServedPlan) -> bool:
 
     A plan that was asked for by name answers all of its requests.
     """
-    if plan.options is None or plan.options.planner != AUTO or plan.is_stream or plan.standby is None:
+    if not _is_by_latency(plan) or plan.standby is None:
         return False
     nodes = max((len(variant.parts) for variant in plan.serving), default=0)
     return plan.standby.outstanding >= copies >= max(2, nodes)
 
 
-def learn(plan: ServedPlan, variant: Variant, seconds: float, loading: Loading) -> list[CoordinatorInstruction]:
-    """Learn from a request that ran alone whether a scaled variant is worth its place; one that is not goes."""
+def learn(plan: ServedPlan, variant: Variant, seconds: float, loading: Loading, now: float) -> list[CoordinatorInstruction]:
+    """Learn from a request that ran alone whether a scaled variant is worth its place, or a plan has become slower than the standby."""
     trial, nodes = plan.trial, tuple(variant.parts)
     if variant.plan.is_standby:
         trial.standby.append((nodes, seconds))
     elif variant.is_scaled:
         trial.scaled.append((nodes, seconds))
     copies = _copies_of(plan)
+    if plan.policy.drifted_s and _is_by_latency(plan):
+        trial.doubt(plan.policy.drifted_s, copies)
+        plan.policy.drifted_s = 0.0
+    if trial.doubted_s and len(trial.standby) >= TRIALS:
+        doubted_s, trial.doubted_s = trial.doubted_s, 0.0
+        if why := slower_than_standby(plan, doubted_s):
+            plan.was_slower(now)
+            return give_up(plan, [v for v in plan.variants if not v.queue.running], why, loading)
     judged = {v: trial.verdict(tuple(v.parts), copies) for v in plan.variants if v.is_scaled and not v.queue.running}
     scaled = [v for v, why in judged.items() if why]
     if not scaled:
@@ -102,7 +115,7 @@ def slower_than_standby(plan: ServedPlan, took: float) -> str:
 
     Nothing if it may stay, or too little is known.
     """
-    if plan.options is None or plan.options.planner != AUTO or plan.is_stream or plan.callers or len(plan.trial.standby) < TRIALS:
+    if not _is_by_latency(plan) or plan.callers or len(plan.trial.standby) < TRIALS:
         return ""
     return plan.trial.beside_standby(took, _copies_of(plan), GAIN)
 

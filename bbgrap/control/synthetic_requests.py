@@ -199,12 +199,12 @@ class SyntheticRequests:
             self._release_turn(self._rest_until)
             plan.was_slower(now)
             return give_up(plan, [variant for variant in plan.variants if not variant.queue.running], why, self._loading)
-        plan.trial.standby.clear()
         plan.policy.begin(medians)
         return [*self._serve(plan), Log(measured_text(plan), event="serves", model=plan.model, epoch=plan.number)]
 
     def _serve(self, plan: ServedPlan) -> list[CoordinatorInstruction]:
         plan.serves = True
+        plan.trial.serves()
         plan.slower = 0
         if not plan.failed:
             plan.failures = 0

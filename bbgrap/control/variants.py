@@ -110,6 +110,8 @@ class LowestLatency:
         self._rivals: frozenset[int] = frozenset()
         self._share = TRIAL_SHARE
         self._turn = 0
+        self.drifted_s = 0.0
+        """What requests take on the fastest, if that is not what they took, in seconds; 0: it is. Who has seen that sets it to 0."""
 
     def add(self, epoch: int) -> None:
         """Know one more variant; a comparison that goes on begins anew."""
@@ -196,6 +198,7 @@ class LowestLatency:
             # Synthetic requests rest between each other: a node that may compute for a part of each moment only is slower without.
             self._baseline = self.medians.get(self.serving, current)
         if abs(current - self._baseline) > DRIFT * self._baseline:
+            self.drifted_s = min([current, *(self._takes(epoch) for epoch in self._open if epoch != self.serving)])
             rivals = frozenset(epoch for epoch in self._open if epoch != self.serving and self._takes(epoch) < current)
             self._compare(rivals, RIVAL_SHARE if rivals else TRIAL_SHARE)
 
@@ -207,7 +210,7 @@ class LowestLatency:
 
     def _compare(self, rivals: frozenset[int] = frozenset(), share: int = TRIAL_SHARE) -> None:
         if len(self._epochs) == 1:
-            self._settle(self.medians, self.serving)
+            self._settle({**self.medians, **({self.serving: median(self._recent)} if self._recent else {})}, self.serving)
             return
         self._trial, self._rivals, self._share = {}, rivals, share
         self._turn = 0
@@ -221,6 +224,7 @@ class LowestLatency:
         best, before = min(compared, key=lambda epoch: medians[epoch]), self.best(compared)
         keep, of_some = medians[best] > (1 - GAIN) * medians[before], bool(self._rivals)
         self._settle({**self.medians, **medians}, before if keep else best)
+        self.drifted_s = min(map(self._takes, self._open))
         if of_some:  # it may have been slow for a moment: what was known of all is old
             self._compare()
         return self.serving != before
@@ -238,6 +242,8 @@ class LeastFinishTime:
     """
 
     serving: int | None = None
+    drifted_s = 0.0
+    """As of the other; what it takes is no matter here."""
 
     def __init__(self) -> None:
         """Start without any times: every variant is tried."""

@@ -7,9 +7,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 import bbgrap
-from bbgrap.cli.nodes import nodes
+from bbgrap.cli.main import app
 from bbgrap.planners.options import PlanOptions
 from bbgrap.zoo import materialize
 from tests.known_agents import PLAIN, known_cluster
@@ -21,7 +22,7 @@ EVERYWHERE = PlanOptions(planner="single", objective="throughput")
 
 
 @pytest.mark.faults
-def test_of_three_agents_the_one_that_answers_wrongly_is_named(tmp_path, monkeypatch, capsys):
+def test_of_three_agents_the_one_that_answers_wrongly_is_named(tmp_path, monkeypatch):
     monkeypatch.setenv("LIE_BY", "0.01")
     x = np.random.default_rng(0).random((1, 3, 32, 32), dtype=np.float32)
     with known_cluster(2, tmp_path, (*PLAIN, "--verify-fraction", "1"), pin=False) as cluster:
@@ -38,8 +39,8 @@ def test_of_three_agents_the_one_that_answers_wrongly_is_named(tmp_path, monkeyp
                 time.sleep(0.2)
                 seen = {node.name: node.differed for node in cluster.connection.nodes()}
         assert (seen["agent0"], seen["agent1"]) == (0, 0)
-        nodes(cluster.address)
-        assert capsys.readouterr().out.splitlines()[0].split()[-2:] == ["verified", "differed"]
+        said = CliRunner().invoke(app, ["nodes", "--coordinator", cluster.address]).stdout
+        assert said.splitlines()[0].split()[-2:] == ["verified", "differed"]
         assert all(node.verified for node in cluster.connection.nodes())
         assert "'agent2' answered wrongly" in cluster.log("coordinator", 2000)
         path = cluster.logs / "state" / "audit.jsonl"

@@ -334,7 +334,7 @@ def test_a_heartbeat_about_a_run_that_has_ended_keeps_nobody_waiting():  # 20188
 
 
 def test_no_request_waits_for_synthetic_ones_of_two_plans():  # 2018876: one plan had been timed, and the next one's began at once
-    wire = joined_wire("a", "b", options=PlanOptions(planner="auto"), seconds={("a",): 0.1, ("a", "b"): 0.1})
+    wire = joined_wire("a", "b", options=PlanOptions(planner="auto"), seconds={("a",): 0.1, ("b",): 0.1, ("a", "b"): 0.1})
     for width in (2, 3):
         wire.call(lambda n, width=width: c.PrepareModel(n, MODEL, {"x": (width, 2)}, wire.options))
     for _ in range(3):

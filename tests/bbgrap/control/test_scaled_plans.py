@@ -7,13 +7,13 @@ import pytest
 from bbgrap.control import coordinator_events as ce
 from bbgrap.control import coordinator_instructions, eviction, planning
 from bbgrap.control.plan_trial import TRIALS
-from bbgrap.control.planned_variant import SCALED_FROM
+from bbgrap.control.planned_variant import SCALED_FROM, PlannedVariant
 from bbgrap.control.planning import EARNED, ONE_NODE, standby_key
-from bbgrap.control.plans import FIRST_AGAIN_S, IN_USE_S
+from bbgrap.control.plans import FIRST_AGAIN_S, IN_USE_S, SLOWER_AGAIN_S
 from bbgrap.control.scaled_plans import SEARCH_EVERY_S
 from bbgrap.protocol import client_messages as c
 from tests.bbgrap.control.shapes import AUTO, BOTH, FIRST, SECOND, THIRD, A, B, Story, planned
-from tests.bbgrap.control.tiny_plans import MODEL
+from tests.bbgrap.control.tiny_plans import MODEL, artifacts
 
 
 def test_a_shape_is_planned_when_it_came_often_enough_and_like_the_first_one():
@@ -108,7 +108,12 @@ def test_a_scaled_plan_that_is_slower_than_the_standby_goes_for_good():
     assert all(len(agent.loaded) == 2 + (agent.name == "a") for agent in story.wire.agents.values()), "standby, plan; a: it alone, too"
 
 
-def searched_beside_standby(story: Story) -> None:
+def only_over_both(job):
+    """What the planner makes where no variant of a plan is on one node."""
+    return ce.Planned(job.job, (PlannedVariant("auto", artifacts(len(job.cluster.nodes)), {"planner": "auto"}),))
+
+
+def searched_beside_standby(story: Story, planned=planned) -> None:
     """Let a plan be found once the standby has answered some requests."""
     found = []
     story.wire.plan = lambda job: found.append(planned(job))
@@ -134,6 +139,33 @@ def test_one_that_was_searched_for_and_is_slower_than_the_standby_does_not_serve
     story.wire.settle_for(10.0)
     assert len(story.wire.jobs) == 2
     assert story.served(FIRST, 3) == [BOTH] * 3
+
+
+def test_a_plan_that_has_become_slower_than_the_standby_goes_and_is_made_anew_later():
+    """From 1 Gbit/s to 20 Mbit/s a plan served on for good with twice what the near node takes alone: only plans were compared."""
+    story = Story(both=0.01, alone=0.02)
+    searched_beside_standby(story, only_over_both)
+    assert story.served(FIRST, 20) == [BOTH] * 20
+    story.wire.seconds[BOTH] = 0.04
+    took = story.served(FIRST, 40)
+    assert BOTH not in took[-10:]
+    assert "requests took 40.0 ms on it, and 20.0 ms on one node" in story.prepare(wait=False)["why_not"]
+    story.wire.seconds[BOTH] = 0.01
+    story.wire.settle_for(SLOWER_AGAIN_S)
+    story.served(FIRST)
+    story.wire.settle_for(10.0)
+    assert story.served(FIRST, 3) == [BOTH] * 3
+
+
+def test_a_plan_that_has_become_slower_as_the_standby_has_stays():
+    """Other programs took half of the machines."""
+    story = Story(both=0.01, alone=0.02)
+    searched_beside_standby(story, only_over_both)
+    assert story.served(FIRST, 20) == [BOTH] * 20
+    story.wire.seconds |= {BOTH: 0.03, A: 0.06, B: 0.06}
+    took = story.served(FIRST, 100)
+    assert 0 < len([nodes for nodes in took if nodes != BOTH]) <= TRIALS
+    assert set(took[-50:]) == {BOTH}
 
 
 def test_a_planner_that_fails_after_a_plan_was_slower_than_the_standby_is_asked_again_as_soon_as_any():
