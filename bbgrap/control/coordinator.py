@@ -106,7 +106,6 @@ class CoordinatorMachine:
         self.standbys = Standbys(self.members, self.links, self.loading)
         self.uploads = Uploads(dict(kept.files), kept.models)
         self.profiling = Profiling(self.members)
-        self._aside = ""
         spares = SparePlans(self.members, self.links, self.loading, self.standbys)
         self.statistics = RequestStatistics(settings, now)
         self.requests = Requests(settings, self.members, self.loading, self.planning, self.standbys, spares, self.statistics)
@@ -128,9 +127,6 @@ class CoordinatorMachine:
         if self.profiling.has_news:
             self.profiling.has_news = False
             done += self.planning.world_changed(now)
-        if self.members.aside != self._aside:
-            self._aside = self.members.aside
-            self.planning.touch_waiting()
         done += self.requests.go_on(now)
         self.statistics.note(done, now)
         return done
@@ -276,18 +272,14 @@ class CoordinatorMachine:
                 return self._lose(member, "left", f"left ({message.reason})", now)
 
     def _on_heartbeat(self, member: Member, beat: Heartbeat, now: float) -> list[CoordinatorInstruction]:
-        # What is unusually long may have become so since the last heartbeat, when others ended sooner.
-        was_stuck = member.seen_stuck or is_stuck(member, self.loading)
+        was_stuck = is_stuck(member, self.loading)
         member.take(beat, now)
-        member.seen_stuck = is_stuck(member, self.loading)
         done: list[CoordinatorInstruction] = [ToAgent(member.identity, HeartbeatSeen())]
-        if member.seen_stuck:  # others do what waits behind that
+        if is_stuck(member, self.loading):  # others do what waits behind that
             for variant, numbers in list(kept_waiting(member, self.requests.open, self.loading)):
                 done += self.recovery.take_back(variant, numbers)[1]
         elif was_stuck:  # it can go on with what waits
-            for plan in self.planning.plans.values():
-                if plan.waiting:
-                    self.loading.touch(plan)
+            self.planning.touch_waiting()
         return [*done, *self.recovery.forgotten(member, now)]
 
     def _on_deployment_failed(self, member: Member, variant: Variant, why: str, now: float) -> list[CoordinatorInstruction]:
@@ -413,10 +405,11 @@ class CoordinatorMachine:
             done += self.faults.try_all(variant, now)
         self.recovery.let_go(now)
         done += self.blame.overdue(now)
-        for plan in (*self.planning.waits_for_time(now), *self.standbys.waits_for_time(now)):
-            self.loading.touch(plan)
         is_idle = not self.requests.open and not self.loading.loading_agents
         done += self.profiling.in_background(now, self.loading.busy_agents, self.planning.can_spare, is_idle=is_idle)
+        for plan in (*self.planning.waits_for_time(now), *self.standbys.waits_for_time(now)):
+            self.loading.touch(plan)
+        self.planning.touch_waiting()
         done += self.links.overdue(now)
         self.faults.clear_tried(now)
         return [

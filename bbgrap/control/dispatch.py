@@ -352,9 +352,6 @@ class Requests:
     def overdue(self, now: float) -> list[CoordinatorInstruction]:
         """End what ran or waited too long."""
         done = [*self.synthetic.overdue(now), *self.verifying.overdue(now), *self.table.forgotten()]
-        for request in self.open.values():
-            if not request.epoch and request.sequence is not None and self.sequences.is_lost(request.sequence, now):
-                self.loading.touch(request.plan)  # it was waited for
         late = [(r, event) for r in self.open.values() if r.trace is not None and (event := r.trace.late(now, r.deadline)) is not None]
         for request, event in late:
             done += self._answer(request, event, (), None)

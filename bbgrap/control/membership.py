@@ -80,8 +80,6 @@ class Member:
     """How long a first message may be on its way there; None until it has answered its `Welcome`, which it does at once."""
     finished: int = 0
     """Requests that have ended well and in which it had a part."""
-    seen_stuck: bool = False
-    """Whether it was in a segment for unusually long at its latest heartbeat."""
     reminded: float = float("-inf")
     """When it was last told again that nobody wants what it computes, in seconds."""
     first_request: int = 0

@@ -121,7 +121,7 @@ class Planning:
         return done
 
     def touch_waiting(self) -> None:
-        """Look again at the plans whose requests or synthetic ones wait: a node takes part again, or does not for a while."""
+        """Look again at the plans whose requests or synthetic ones wait: at every tick, and when they have their turn."""
         for plan in self.plans.values():
             if plan.waiting or plan.timing is not None:
                 self.loading.touch(plan)

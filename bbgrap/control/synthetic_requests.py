@@ -275,7 +275,7 @@ class SyntheticRequests:
         return done
 
     def overdue(self, now: float) -> list[CoordinatorInstruction]:
-        """Stop timing where a request takes too long, and look whether it is somebody's turn."""
+        """Stop timing where a request takes too long."""
         done: list[CoordinatorInstruction] = []
         for run in [run for run in self.in_flight.values() if now - run.since > run.within_s]:
             if run.timing is not None:
@@ -286,8 +286,6 @@ class SyntheticRequests:
             run.variant.plan.ran_late = True
             self._loading.touch(run.plan)
             done += self._loading.abandon(run.variant, run.number, OVERDUE_S)
-        for plan in self._timed:
-            self._loading.touch(plan)
         for run in self.in_flight.values():
             if run.timing is not None and run.plan is self._holder and now - run.since > max(HOLD_S, USUAL * usual_s_of(run.plan)):
                 # It may be lost, or take as long as it takes: nobody waits for it any longer.
