@@ -57,18 +57,9 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """A weight in the file of weights: its type, and at which byte it begins."""
+    """A weight in a file: its type, and at which byte it begins."""
 
     type: TensorType
-    offset: int
-
-
-@dataclass(frozen=True, slots=True)
-class _Held:
-    """A weight in a file of its model, which is known by its digest: its type, and at which byte it begins."""
-
-    type: TensorType
-    file: Digest
     offset: int
 
 
@@ -87,7 +78,8 @@ class _Made:
     variants: tuple[_Variant, ...]
     places: Mapping[Digest, _Place]
     inherited: Mapping[Digest, _Place]
-    held: Mapping[Digest, _Held]
+    held: Mapping[Digest, Mapping[Digest, _Place]]
+    """Those in the model's files, by the digests of these."""
 
 
 def write_artifacts(
@@ -101,7 +93,7 @@ def write_artifacts(
         OSError: if it cannot be written.
     """
     places: dict[str, _Place] = {}
-    held: dict[str, _Held] = {}
+    held: dict[str, dict[str, _Place]] = {}
     there = {} if base is None else _places(base)
     if base is not None and there:
         try:
@@ -113,7 +105,7 @@ def write_artifacts(
             for digest, array in variant.artifacts.weights.items():
                 kind, place = TensorType(DType.of(array.dtype), array.shape), variant.held.get(digest)
                 if place is not None and place.file in files:
-                    held[digest] = _Held(kind, files[place.file], place.offset)
+                    held.setdefault(files[place.file], {})[digest] = _Place(kind, place.offset)
                 elif digest not in places and digest not in there:
                     stream.write(bytes(-stream.tell() % ALIGNMENT))
                     places[digest] = _Place(kind, stream.tell())
@@ -162,9 +154,8 @@ def read_artifacts(folder: Path, expected: str = "") -> tuple[PlannedVariant, ..
         if not made.variants:
             raise SchemaError("there are no variants")
         arrays = _mapped(folder / _WEIGHTS, made.places) | (_mapped(folder / _INHERITED, made.inherited) if made.inherited else {})
-        for digest in {place.file for place in made.held.values()}:
-            own = {name: place for name, place in made.held.items() if place.file == digest}
-            arrays |= _mapped(folder.parent.parent / _MODELS / digest, own)
+        for file, places in made.held.items():
+            arrays |= _mapped(folder.parent.parent / _MODELS / file, places, alignment=1)
         return tuple(_variant(form, arrays) for form in made.variants)
     except (SchemaError, BbgrapError, OSError, ValueError, TypeError, LookupError, RecursionError, OverflowError, MemoryError) as error:
         raise PlanError(f"what planning made in '{folder}' cannot be used: {type(error).__name__}: {str(error)[:500]}") from None
@@ -219,7 +210,7 @@ def _opened(path: Path) -> io.BufferedReader:
     return open(handle, "rb")  # noqa: PTH123 - a descriptor, which the caller closes
 
 
-def _mapped(path: Path, places: Mapping[str, _Place | _Held]) -> dict[str, Array]:
+def _mapped(path: Path, places: Mapping[str, _Place], alignment: int = ALIGNMENT) -> dict[str, Array]:
     with _opened(path) as stream:
         mapped = map_file(stream)
     size = mapped.nbytes
@@ -228,8 +219,7 @@ def _mapped(path: Path, places: Mapping[str, _Place | _Held]) -> dict[str, Array
         kind = place.type
         if kind.dtype not in STORABLE or kind.dtype is DType.STRING or kind.shape is None:
             raise SchemaError(f"weight {digest[:12]}: a {kind} cannot be mapped")
-        is_aligned = isinstance(place, _Held) or not place.offset % ALIGNMENT
-        if not is_aligned or not 0 <= place.offset <= size - kind.nbytes:
+        if place.offset % alignment or not 0 <= place.offset <= size - kind.nbytes:
             raise SchemaError(f"weight {digest[:12]}: {kind.nbytes} bytes at {place.offset} do not lie in a file of {size}")
         array: Array = np.ndarray(kind.shape, kind.dtype.numpy, mapped if kind.nbytes else b"", place.offset if kind.nbytes else 0)
         array.flags.writeable = False

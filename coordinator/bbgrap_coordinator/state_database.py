@@ -57,14 +57,6 @@ class _Files:
     files: tuple[ModelFile, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class SavedPlan:
-    """A plan, and the digest of its artifacts."""
-
-    plan: StoredPlan
-    artifacts: str
-
-
 class StateDatabase:
     """The database of a coordinator, and the lock on its state directory.
 
@@ -170,13 +162,13 @@ class StateDatabase:
         """Keep it no longer."""
         self._database.execute("DELETE FROM plans WHERE job = ?", (job,))
 
-    def plans(self) -> list[SavedPlan]:
-        """Return the plans, the one saved last first."""
+    def plans(self) -> list[tuple[StoredPlan, str]]:
+        """Return the plans and the digests of their artifacts, the one saved last first."""
         found = []
         for job, artifacts, content in self._rows("SELECT job, artifacts, content FROM plans ORDER BY place DESC"):
             plan = self._read(StoredPlan, content, f"plan of job {job}")
             if plan is not None and plan.job == job:
-                found.append(SavedPlan(plan, str(artifacts)))
+                found.append((plan, str(artifacts)))
             else:
                 self.forget_plan(int(job))
         return found

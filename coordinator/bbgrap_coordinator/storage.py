@@ -20,7 +20,7 @@ from bbgrap.control.planned_variant import PlannedVariant
 from bbgrap.control.saved_state import SavedState, StoredPlan
 from bbgrap.errors import PlanError
 from bbgrap_coordinator.artifacts import ArtifactFolders, digest_on_disk, read_artifacts, sync_artifacts
-from bbgrap_coordinator.state_database import SavedPlan, StateDatabase
+from bbgrap_coordinator.state_database import StateDatabase
 
 MAX_PLANS = 64
 
@@ -56,10 +56,10 @@ class Storage:
     def read(self, sizes: Mapping[str, int]) -> SavedState:
         """Return what an earlier coordinator has left, and remove what belongs to nothing; `sizes` are those of model files, by digest."""
         plans = []
-        for saved in self._state.plans():
-            variants = self._variants_of(saved)
+        for plan, artifacts in self._state.plans():
+            variants = self._variants_of(plan, artifacts)
             if variants is not None:
-                plans.append((saved.plan, variants))
+                plans.append((plan, variants))
         self._folders.keep_only({plan.job for plan, _ in plans})
         for plan, _ in reversed(plans):
             self._keep(plan.job, frozenset(variant.epoch for variant in plan.variants))
@@ -75,11 +75,11 @@ class Storage:
             saw_agents=bool(state.number("saw_agents")),
         )
 
-    def _variants_of(self, saved: SavedPlan) -> tuple[PlannedVariant, ...] | None:
-        job = saved.plan.job
+    def _variants_of(self, plan: StoredPlan, artifacts: str) -> tuple[PlannedVariant, ...] | None:
+        job = plan.job
         try:
-            made = read_artifacts(self._folders.path(job), saved.artifacts)
-            if not saved.plan.fits(made):
+            made = read_artifacts(self._folders.path(job), artifacts)
+            if not plan.fits(made):
                 raise PlanError("its variants, or their nodes, are not those that its job made")
             return made
         except PlanError as error:

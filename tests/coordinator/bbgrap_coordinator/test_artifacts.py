@@ -225,8 +225,10 @@ def test_a_standby_goes_with_the_files_of_its_model(folder, tmp_path, stored, wh
 @pytest.mark.parametrize("changed", [{"file": "../weights"}, {"file": "0" * 63}, {"offset": -1}, {"offset": 1 << 62}, {"offset": True}])
 def test_a_standby_reads_no_other_files_and_nothing_beyond_them(folder, stored, changed):
     variants, places, inherited, held = msgpack.unpackb((folder / "variants").read_bytes())
-    for place in held.values():
-        place[1:] = [changed.get("file", place[1]), changed.get("offset", place[2])]
+    held = {
+        changed.get("file", file): {name: [kind, changed.get("offset", offset)] for name, (kind, offset) in inside.items()}
+        for file, inside in held.items()
+    }
     (folder / "variants").write_bytes(msgpack.packb([variants, places, inherited, held]))
     with pytest.raises(PlanError, match="SchemaError"):
         read_artifacts(folder)

@@ -19,7 +19,7 @@ def jobs(home, maker, save=0):
             state.save_plan(plan(save), DIGEST)
             state.save_model(DIGEST, (FILE,))
             state.save_profile(NodeProfile("a"), by_hand=False)
-        return [saved.plan.job for saved in state.plans()], len(state.models({DIGEST: 5})), len(state.profiles(by_hand=False))
+        return [plan.job for plan, _ in state.plans()], len(state.models({DIGEST: 5})), len(state.profiles(by_hand=False))
     finally:
         state.close()
 
