@@ -40,7 +40,6 @@ from bbgrap.control.profiling import Profiling
 from bbgrap.control.queries import Queries
 from bbgrap.control.request_statistics import RequestStatistics
 from bbgrap.control.saved_state import SavedState
-from bbgrap.control.spare_plans import SparePlans
 from bbgrap.control.stalls import is_stuck, kept_waiting, stalled, unawaited_stalled
 from bbgrap.control.standby import Standbys
 from bbgrap.control.status import StatusReader
@@ -106,9 +105,8 @@ class CoordinatorMachine:
         self.standbys = Standbys(self.members, self.links, self.loading)
         self.uploads = Uploads(dict(kept.files), kept.models)
         self.profiling = Profiling(self.members)
-        spares = SparePlans(self.members, self.links, self.loading, self.standbys)
         self.statistics = RequestStatistics(settings, now)
-        self.requests = Requests(settings, self.members, self.loading, self.planning, self.standbys, spares, self.statistics)
+        self.requests = Requests(settings, self.members, self.loading, self.planning, self.standbys, self.statistics)
         self.recovery = self.requests.recovery
         self.status = StatusReader(self.members, self.links, self.requests, self.statistics)
         self.faults = LinkFaults(self.members, self.links, self.loading, self.planning, self.recovery)

@@ -29,7 +29,6 @@ from bbgrap.control.request_statistics import RequestStatistics
 from bbgrap.control.scaled_plans import learn
 from bbgrap.control.sequence import Sequence
 from bbgrap.control.sequences import NO_PROGRAM, NOT_KEPT, Sequences
-from bbgrap.control.spare_plans import SparePlans
 from bbgrap.control.standby import Standbys
 from bbgrap.control.synthetic_requests import SyntheticRequests
 from bbgrap.control.verifying import Verifying
@@ -53,7 +52,6 @@ class Requests:
         loading: Loading,
         planning: Planning,
         standbys: Standbys,
-        spares: SparePlans,
         statistics: RequestStatistics,
     ) -> None:
         self.settings = settings
@@ -61,7 +59,6 @@ class Requests:
         self.loading = loading
         self.planning = planning
         self.standbys = standbys
-        self.spares = spares
         self.statistics = statistics
         self.table = OpenRequests(settings, loading, statistics)
         self.open = self.table.by_number
@@ -133,7 +130,8 @@ class Requests:
         if plan.standby is not None and plan.is_wanted:
             done += self.standbys.wake(plan.standby, now)
         done += self.planning.consider(plan, now)
-        done += self.spares.consider(plan, now)
+        if plan.standby is not None and self.standbys.lacks_room(plan.standby, now):
+            done += self.planning.cover_losses(plan)
         done += self.synthetic.go_on(plan, now)
         done += answer_callers(plan)
         done += self._refuse_lost(plan)

@@ -4,7 +4,7 @@
 
 A plan is wanted by whoever waits for it, and by requests: for the first shapes of a model when its standby answers, or after a while
 without; for further ones when they have come `EARNED` times. One that is like another is made ahead, one request sooner, and held until
-it is earned; one for the loss of an agent that has no room is held until then (`spare_plans`). Laws: nobody but callers who ask for it
+it is earned; one for the loss of an agent that has no room is held until then. Laws: nobody but callers who ask for it
 waits for a planner; a job over an agent that is gone is cancelled, and what was made ahead over it forgotten; nothing is made ahead while a
 planner has other work; what a world (agents, links and profiles) has no plan for is not tried again in it.
 """
@@ -17,7 +17,7 @@ from dataclasses import replace
 
 from bbgrap.cluster.types import Cluster
 from bbgrap.control.callers import progress
-from bbgrap.control.coordinator_instructions import Base, CancelPlanning, CoordinatorInstruction, StartPlanning
+from bbgrap.control.coordinator_instructions import Base, CancelPlanning, CoordinatorInstruction, Log, StartPlanning
 from bbgrap.control.links import Links
 from bbgrap.control.loading import Loading
 from bbgrap.control.made_plans import MAX_AHEAD, MadePlans
@@ -39,6 +39,8 @@ ONE_NODE = Fault.PLAN, "planner: one node is the fastest for inputs half as larg
 STANDBY_FIRST_S = 5.0
 """How long a plan that nobody waits for gives way to its standby, which answers sooner then: they want the same processors, disk and
 memory. Chosen: a standby of 100 MB takes a second, and where one takes much longer it is the network that it waits for."""
+ROOM = 1.5
+"""What is loaded on a node takes so many times its weights: they, and what kernels make of them. Chosen."""
 SETTLE_S = 2.0
 """How long the agents stay as they are before a plan is made anew for nobody who waits: those that are away may come back at once."""
 
@@ -220,14 +222,55 @@ class Planning:
     def _begin(
         self, plan: ServedPlan, able: Sequence[Member], world: str, bases: tuple[Base, ...], *, is_ahead: bool
     ) -> list[CoordinatorInstruction]:
+        plan.failed, plan.latest_failure = {}, ""
+        start = self._start(plan, able, world, self._cluster(able, plan), bases=bases, is_ahead=is_ahead)
+        return [*start, *progress(plan, self.members)]
+
+    def _start(
+        self,
+        plan: ServedPlan,
+        able: Sequence[Member],
+        world: str,
+        cluster: Cluster,
+        *,
+        bases: tuple[Base, ...] = (),
+        spare_for: str = "",
+        is_ahead: bool,
+    ) -> list[CoordinatorInstruction]:
         if plan.options is None:
             return []
         names, places = tuple(m.name for m in able), tuple(m.place for m in able)
-        cluster = self._cluster(able, plan)
-        plan.failed, plan.latest_failure = {}, ""
-        plan.job = Job(next(self.loading.epochs), world, names, places, bases=bases, is_ahead=is_ahead)
-        start = StartPlanning(plan.job.number, plan.files, plan.shapes, cluster, plan.options, bases, plan.client)
-        return [start, *progress(plan, self.members)]
+        plan.job = Job(next(self.loading.epochs), world, names, places, spare_for, bases, is_ahead)
+        return [StartPlanning(plan.job.number, plan.files, plan.shapes, cluster, plan.options, bases, plan.client)]
+
+    def cover_losses(self, plan: ServedPlan) -> list[CoordinatorInstruction]:
+        """Begin to plan for the next loss of an agent that is not covered, where no node has room for the model.
+
+        It is loaded beforehand as far as memory allows, else held. What could not be loaded is said, in the log and in the plan's report.
+        """
+        if plan.job is not None or plan.timing is not None or not plan.serving:
+            return []
+        able, _ = self._world()
+        done: list[CoordinatorInstruction] = []
+        for name in plan.serving[0].parts:
+            rest = tuple(member for member in able if member.name != name)
+            if len(rest) == len(able):
+                continue
+            if not rest:
+                done += [] if name in plan.uncovered else [Log(plan.leave_uncovered(name, "no other agent is there"))]
+                continue
+            names, seen = tuple(member.name for member in rest), self.members.cluster(rest)
+            world = world_of(seen)
+            # One that was made when other profiles were known covers the loss as well.
+            if world in plan.failed or any(tuple(there for there, _ in variant.nodes) == names for variant in plan.variants):
+                continue
+            is_held = name in plan.uncovered  # there is no room beside what serves, so it is for the room that this leaves
+            if is_held and name in plan.held and plan.held[name].job.world == world:
+                continue
+            # Beside what they have loaded, and what the lost one still takes of a machine.
+            cluster = seen if is_held else with_memory(seen, lambda at: self.members.memory_of(at) - ROOM * self.loading.loaded_bytes(at))
+            return [*done, *self._start(plan, rest, world, cluster, spare_for=name, is_ahead=is_held)]
+        return done
 
     def has_failed(self, plan: ServedPlan) -> bool:
         """Whether there is no plan over the agents that are there now; what failed over others says nothing."""
