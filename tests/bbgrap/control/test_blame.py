@@ -156,6 +156,20 @@ def end_a_worker(wire):
     return call
 
 
+def test_a_run_that_ends_the_workers_of_all_its_agents_counts_once():
+    wire = ready_wire("a", "b")
+    (plan,) = wire.coordinator.planning.plans.values()
+    (variant,) = plan.serving
+    wire.until_answered(wire.run())
+    call = wire.run()
+    wire.deliver_all()
+    (number,) = variant.queue.running
+    for name in variant.parts:
+        wire.say(name, m.WorkerLost("it crashed", variant.epoch, number, m.EndedBy.CRASH))
+    assert (len(variant.parts), len(plan.deaths), plan.quarantine) == (2, 1, "")
+    assert isinstance(wire.until_answered(call), c.RunResult), "it runs once more"
+
+
 @pytest.mark.parametrize("is_long", [False, True])
 def test_a_model_that_has_ended_no_worker_for_long_begins_anew(monkeypatch, is_long):
     """Two requests of two months ended a worker each, and for an hour nobody was answered."""
