@@ -23,6 +23,7 @@ from bbgrap.engine.quantized import FLOAT_FUSIONS, is_quantized
 from bbgrap.engine.sessions import ADDS_BEFORE_NORMS, JOINS_AXES, make_session
 from bbgrap.engine.true_types import typed_graph
 from bbgrap.errors import ModelError
+from bbgrap.graph.onnx_fixed import with_known_places
 from bbgrap.graph.onnx_free import has_free_inputs, moving_axes
 from bbgrap.graph.onnx_group_norms import with_plain_group_norms
 from bbgrap.graph.onnx_io import OnnxModel, as_model_error, read_model, with_input_shapes
@@ -135,6 +136,8 @@ def fold(model: OnnxModel, free: OnnxModel | None = None) -> OnnxModel:
     folded = optimized(*model.detached(), level, model.name, without=FLOAT_FUSIONS if quantized else ())
     if quantized and free is not None and _joined(folded) - _joined(model):
         folded = _joined_as_the_file(model, folded, free)
+    while (known := with_known_places(folded)) is not folded:
+        folded = optimized(*known.detached(), ort.GraphOptimizationLevel.ORT_ENABLE_BASIC, model.name)
     if writes_out(model):  # which it does when constants have been folded
         folded = optimized(*folded.detached(), ort.GraphOptimizationLevel.ORT_ENABLE_BASIC, model.name)
     added = {op for op in folded.operators - model.operators if op[0]}

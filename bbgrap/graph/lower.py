@@ -9,12 +9,12 @@
 - A graph output that is a weight gets an `Identity`: every output is then a graph input or the output of a node.
 
 Once shapes are known for sure, two more are done: a value without elements is a constant, so nobody computes or sends it
-(`empty_to_constant`), and what overwrites everything is what it writes (`skip_overwritten`).
+(`empty_to_constant`), and what overwrites a box is written around it (`plain_assignments`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate
 
@@ -102,27 +102,56 @@ def _with_elements(graph: Graph, node: Node) -> tuple[str, ...]:
     return kept or node.inputs
 
 
-def skip_overwritten(graph: Graph) -> Graph:
-    """Let readers of a `ScatterND` that overwrites everything, in order, read its updates: so exporters write an assignment to all places.
+def plain_assignments(graph: Graph) -> Graph:
+    """Write a `ScatterND` that overwrites a box, in order, as parts of the old around the new: so exporters write `x[:, 2:5] = y`.
 
-    Only where shapes are those that a run makes.
+    What overwrites everything is what it writes. Only where shapes are those that a run makes.
     """
-    wires = {
-        node.name: replace(node, op="Identity", inputs=node.inputs[2:], attributes={}) for node in graph.nodes if _overwrites(graph, node)
-    }
-    nodes = tuple(wires.get(node.name, node) for node in graph.nodes)
-    return _without_unread(remove_wires(replace(graph, nodes=nodes))) if wires else graph
+    return _without_unread(remove_wires(Rewriter(graph).run(_assignment)))
 
 
-def _overwrites(graph: Graph, node: Node) -> bool:
+def _assignment(writer: Rewriter, node: Node) -> bool:
+    box = _overwritten(writer.source, node) if writer.can_slice else None
+    if box is None:
+        return False
+    old, _, new = node.inputs
+    partial = [(axis, *bounds) for axis, bounds in enumerate(box) if bounds != (0, writer.shape(old)[axis])]
+    writer.nodes.append(Node(node.name, "Identity", (_surrounded(writer, node.name, old, new, partial),), node.outputs))
+    return True
+
+
+def _overwritten(graph: Graph, node: Node) -> tuple[tuple[int, int], ...] | None:
+    """Return of the first axes what a `ScatterND` overwrites, from where to where; None if that is no box, or not in order."""
     if node.op != "ScatterND" or node.domain or node.attributes.get("reduction", "none") != "none":
-        return False
+        return None
     shape, places = graph.types[node.inputs[0]].shape, graph.constant(node.inputs[1])
-    if shape is None or places is None or graph.types[node.inputs[2]].shape != shape or not places.size:
-        return False
-    depth = places.shape[-1]
-    counts = (np.arange(size).reshape(-1, *[1] * (depth - axis - 1)) for axis, size in enumerate(shape[:depth]))
-    return places.shape[:-1] == shape[:depth] and all(bool((places[..., axis] == count).all()) for axis, count in enumerate(counts))
+    if shape is None or places is None or not places.size:
+        return None
+    counts = places.shape[:-1]
+    if len(counts) != places.shape[-1] or graph.types[node.inputs[2]].shape != (*counts, *shape[len(counts) :]):
+        return None
+    first = places.reshape(-1, len(counts))[0]
+    if (first < 0).any() or not np.array_equal(places - first, np.moveaxis(np.indices(counts), 0, -1)):
+        return None
+    return tuple((int(start), int(start) + count) for start, count in zip(first, counts, strict=True))
+
+
+def _surrounded(writer: Rewriter, wanted: str, old: str, new: str, box: Sequence[tuple[int, int, int]]) -> str:
+    """Write what is in `old` but for a box of axis, start, stop each, where it is `new`; return its name."""
+    if not box:
+        return new
+    (axis, start, stop), *inner = box
+    shape, parts = writer.shape(old), []
+    for begin, end in ((0, start), (start, stop), (stop, shape[axis])):
+        within = (begin, end) == (start, stop)
+        if within and not inner:
+            parts.append(new)
+        elif begin < end:
+            label = f"{wanted}.{axis}.{begin}"
+            part = writer.new(label, writer.types[old].dtype, (*shape[:axis], end - begin, *shape[axis + 1 :]))
+            writer.slices(label, old, axis, (begin, end), (part,))
+            parts.append(_surrounded(writer, wanted, part, new, inner) if within else part)
+    return writer.made(f"{wanted}.{axis}", "Concat", parts, {"axis": axis}, shape=shape)
 
 
 def drop_unread_outputs(graph: Graph) -> Graph:

@@ -7,7 +7,7 @@ onnxruntime folds what follows from a shape if all of it is known. PyTorch's exp
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -22,6 +22,8 @@ from bbgrap.graph.types import Array
 
 _MOST_NUMBERS = 64
 """In a list of sizes. Chosen: no shape is as long."""
+_MOST_COUNTED = 1 << 20
+"""Elements of a weight whose places are made constant: 8 MB for each axis."""
 _CHOOSING = frozenset({"Gather", "Slice"})
 _TAKING = _CHOOSING | {"Concat", "Shape", "Squeeze", "Unsqueeze"}
 """Operators that make a list of sizes of a shape, or of such lists."""
@@ -32,13 +34,29 @@ def with_fixed_sizes(model: OnnxModel) -> OnnxModel:
 
     The very same one if there are none.
     """
-    told = _told(model.proto.graph, fixed_sizes(model))
+    return _with_constants(model, _told(model.proto.graph, fixed_sizes(model)))
+
+
+def with_known_places(model: OnnxModel) -> OnnxModel:
+    """Return a model with constants for what `NonZero` finds in weights, which onnxruntime does not fold.
+
+    PyTorch's older exporter counts so, by places of ones, wherever a slice is assigned to. The very same model if there are none.
+    """
+    tensors = constant_tensors(model.proto.graph)
+    weights = {name: array_of(tensor) for name, tensor in tensors.items() if not is_external(tensor)} | {**model.weights}
+    counting = ((place, node) for place, node in enumerate(model.proto.graph.node) if node.op_type == "NonZero" and not node.domain)
+    read = ((place, weights.get(node.input[0])) for place, node in counting)
+    return _with_constants(model, {k: np.array(np.nonzero(a)) for k, a in read if a is not None and a.ndim and a.size <= _MOST_COUNTED})
+
+
+def _with_constants(model: OnnxModel, told: Mapping[int, Array]) -> OnnxModel:
+    """Return a model with constants in place of nodes; the very same one if there are none."""
     if not told:
         return model
     proto = copy_of(model.proto)
-    for place, sizes in told.items():
+    for place, made in told.items():
         node = proto.graph.node[place]
-        value = numpy_helper.from_array(sizes)
+        value = numpy_helper.from_array(made)
         node.CopyFrom(onnx.helper.make_node("Constant", [], [node.output[0]], name=node.name, value=value))
     return replace(model, proto=proto)
 

@@ -221,6 +221,57 @@ def test_what_overwrites_everything_is_what_it_writes(what: str, places: np.ndar
     assert (load_graph(path, {}).nodes[-2].op == "ScatterND") is stays, what
 
 
+def grid(*axes: range) -> np.ndarray:
+    """Places of a box, in order."""
+    return np.stack(np.meshgrid(*axes, indexing="ij"), -1)
+
+
+@pytest.mark.parametrize(
+    ("places", "size"),
+    [
+        (grid(range(2, 5)), (3, 6, 8)),
+        (grid(range(5), range(1, 4)), (5, 3, 8)),
+        (grid(range(1, 4), range(6), range(5, 8)), (3, 6, 3)),
+        (grid(range(3), range(4, 6), range(8)), (3, 2, 8)),
+    ],
+)
+@pytest.mark.parametrize("blank", [False, True])
+def test_an_assignment_to_a_slice_is_cut_along_every_axis(places: np.ndarray, size: tuple[int, ...], blank: bool, tmp_path: Path) -> None:
+    """As PyTorch's exporters write it, into a map or a new one; a `ScatterND` is whole along all axes that its places are of."""
+    weights = {"places": places.astype(np.int64), "from": [0, 0, 0], "to": size, "blank": np.zeros((5, 6, 8), np.float32)}
+    nodes = [
+        helper.make_node("Exp", ["x"], ["old"]),
+        helper.make_node("Slice", ["x", "from", "to"], ["new"]),
+        helper.make_node("ScatterND", ["blank" if blank else "old", "places", "new"], ["z"]),
+        helper.make_node("Neg", ["z"], ["y"]),
+    ]
+    path = save(tmp_path, nodes, [5, 6, 8], weights)
+    feed = np.random.default_rng(3).standard_normal((5, 6, 8)).astype(np.float32)
+    (want,) = make_session(path.read_bytes(), threads=1).run(None, {"x": feed})
+    graph = load_graph(path, {})
+    layers = inspect_graph(graph)["layers"]
+    assert all(layer["splits_along"] == [0, 1, 2] for layer in layers if layer["operator"] != "Slice")
+    assert "ScatterND" not in {layer["operator"] for layer in layers}
+    for split in SPLITS:
+        artifacts = export(plan_graph(graph, Cluster.even(3), PlanOptions(split=split)).compiled.optimized)
+        np.testing.assert_array_equal(simulate(artifacts, [feed], local_kernels(artifacts))[0], want)
+
+
+def test_places_of_constants_are_counted_when_a_model_is_read(tmp_path: Path) -> None:
+    """As PyTorch's older exporter counts up to a size: onnxruntime does not fold that, and all behind it would be of unknown shape."""
+    nodes = [
+        helper.make_node("Shape", ["x"], ["sizes"]),
+        helper.make_node("Slice", ["sizes", "first", "second"], ["words"]),
+        helper.make_node("ConstantOfShape", ["words"], ["ones"], value=helper.make_tensor("one", TensorProto.INT64, [1], [1])),
+        helper.make_node("NonZero", ["ones"], ["row"]),
+        helper.make_node("Transpose", ["row"], ["places"]),
+        helper.make_node("Gather", ["x", "places"], ["y"]),
+    ]
+    graph = load_graph(save(tmp_path, nodes, [5, 3], {"first": [0], "second": [1]}), {})
+    assert [node.op for node in graph.nodes] == ["Gather"]
+    assert graph.types["y"].shape == (5, 1, 3)
+
+
 def test_a_dimension_of_minus_one_is_free(tmp_path: Path) -> None:
     path = save(tmp_path, [helper.make_node("Relu", ["x"], ["y"])], [-1, 3])
     assert load_graph(path, {"x": (5, 3)}).types["y"].shape == (5, 3)
