@@ -9,7 +9,7 @@
 - A graph output that is a weight gets an `Identity`: every output is then a graph input or the output of a node.
 
 Once shapes are known for sure, two more are done: a value without elements is a constant, so nobody computes or sends it
-(`empty_to_constant`), and what overwrites a box is written around it (`plain_assignments`).
+(`empty_to_constant`), and what slices are overwritten with is put between what stays (`plain_assignments`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import numpy as np
 
 from bbgrap.graph.packed import PACKED
 from bbgrap.graph.rewriting import Rewriter, trimmed, unique_name
-from bbgrap.graph.types import STORABLE, Graph, Node, TensorType
+from bbgrap.graph.types import STORABLE, Array, Graph, Node, TensorType
 
 RECURRENT = frozenset({"LSTM", "GRU", "RNN", "DynamicQuantizeLSTM"})
 """Operators every one of whose outputs may be absent."""
@@ -103,25 +103,26 @@ def _with_elements(graph: Graph, node: Node) -> tuple[str, ...]:
 
 
 def plain_assignments(graph: Graph) -> Graph:
-    """Write a `ScatterND` that overwrites a box, in order, as parts of the old around the new: so exporters write `x[:, 2:5] = y`.
+    """Write a `ScatterND` that overwrites slices, in order, without it: so exporters write `x[:, 2:5] = y` and `x[..., ::2] = y`.
 
-    What overwrites everything is what it writes. Only where shapes are those that a run makes.
+    Parts of the old are put around the new, or old and new together, and chosen from; what overwrites everything is what it writes. Only
+    where shapes are those that a run makes.
     """
     return _without_unread(remove_wires(Rewriter(graph).run(_assignment)))
 
 
 def _assignment(writer: Rewriter, node: Node) -> bool:
-    box = _overwritten(writer.source, node) if writer.can_slice else None
-    if box is None:
+    places = _overwritten(writer.source, node) if writer.can_slice else None
+    if places is None:
         return False
     old, _, new = node.inputs
-    partial = [(axis, *bounds) for axis, bounds in enumerate(box) if bounds != (0, writer.shape(old)[axis])]
-    writer.nodes.append(Node(node.name, "Identity", (_surrounded(writer, node.name, old, new, partial),), node.outputs))
+    partial = [(axis, chosen) for axis, chosen in enumerate(places) if chosen.size < writer.shape(old)[axis]]
+    writer.nodes.append(Node(node.name, "Identity", (_assigned(writer, node.name, old, new, partial),), node.outputs))
     return True
 
 
-def _overwritten(graph: Graph, node: Node) -> tuple[tuple[int, int], ...] | None:
-    """Return of the first axes what a `ScatterND` overwrites, from where to where; None if that is no box, or not in order."""
+def _overwritten(graph: Graph, node: Node) -> tuple[Array, ...] | None:
+    """Return where, of each of the first axes, a `ScatterND` overwrites, ascending; None if that is not all these places of all axes."""
     if node.op != "ScatterND" or node.domain or node.attributes.get("reduction", "none") != "none":
         return None
     shape, places = graph.types[node.inputs[0]].shape, graph.constant(node.inputs[1])
@@ -130,28 +131,45 @@ def _overwritten(graph: Graph, node: Node) -> tuple[tuple[int, int], ...] | None
     counts = places.shape[:-1]
     if len(counts) != places.shape[-1] or graph.types[node.inputs[2]].shape != (*counts, *shape[len(counts) :]):
         return None
-    first = places.reshape(-1, len(counts))[0]
-    if (first < 0).any() or not np.array_equal(places - first, np.moveaxis(np.indices(counts), 0, -1)):
-        return None
-    return tuple((int(start), int(start) + count) for start, count in zip(first, counts, strict=True))
+    chosen = tuple(np.moveaxis(places[..., axis], axis, 0).reshape(count, -1)[:, 0] for axis, count in enumerate(counts))
+    ascending = all(bool(each[0] >= 0 and (np.diff(each) > 0).all()) for each in chosen)
+    return chosen if ascending and np.array_equal(places, np.stack(np.meshgrid(*chosen, indexing="ij"), -1)) else None
 
 
-def _surrounded(writer: Rewriter, wanted: str, old: str, new: str, box: Sequence[tuple[int, int, int]]) -> str:
-    """Write what is in `old` but for a box of axis, start, stop each, where it is `new`; return its name."""
-    if not box:
+def _assigned(writer: Rewriter, wanted: str, old: str, new: str, places: Sequence[tuple[int, Array]]) -> str:
+    """Write what is in `old` but for places of axes, where it is `new`; return its name."""
+    if not places:
         return new
-    (axis, start, stop), *inner = box
-    shape, parts = writer.shape(old), []
+    (axis, chosen), *inner = places
+    shape, start, stop = writer.shape(old), int(chosen[0]), int(chosen[-1]) + 1
+    if stop - start > chosen.size:
+        within = _assigned(writer, wanted, _chosen(writer, f"{wanted}.{axis}.old", old, axis, chosen), new, inner) if inner else new
+        both = writer.made(
+            f"{wanted}.{axis}.both", "Concat", (old, within), {"axis": axis}, shape=_resized(shape, axis, shape[axis] + chosen.size)
+        )
+        order = np.arange(shape[axis])
+        order[chosen] = shape[axis] + np.arange(chosen.size)
+        return _chosen(writer, f"{wanted}.{axis}", both, axis, order)
+    parts = []
     for begin, end in ((0, start), (start, stop), (stop, shape[axis])):
-        within = (begin, end) == (start, stop)
-        if within and not inner:
+        is_new = (begin, end) == (start, stop)
+        if is_new and not inner:
             parts.append(new)
         elif begin < end:
             label = f"{wanted}.{axis}.{begin}"
-            part = writer.new(label, writer.types[old].dtype, (*shape[:axis], end - begin, *shape[axis + 1 :]))
+            part = writer.new(label, writer.types[old].dtype, _resized(shape, axis, end - begin))
             writer.slices(label, old, axis, (begin, end), (part,))
-            parts.append(_surrounded(writer, wanted, part, new, inner) if within else part)
+            parts.append(_assigned(writer, wanted, part, new, inner) if is_new else part)
     return writer.made(f"{wanted}.{axis}", "Concat", parts, {"axis": axis}, shape=shape)
+
+
+def _chosen(writer: Rewriter, wanted: str, x: str, axis: int, places: Array) -> str:
+    shape = _resized(writer.shape(x), axis, places.size)
+    return writer.made(wanted, "Gather", (x, writer.integers(f"{wanted}.places", places.tolist())), {"axis": axis}, shape=shape)
+
+
+def _resized(shape: tuple[int, ...], axis: int, size: int) -> tuple[int, ...]:
+    return (*shape[:axis], size, *shape[axis + 1 :])
 
 
 def drop_unread_outputs(graph: Graph) -> Graph:

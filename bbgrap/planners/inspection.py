@@ -8,7 +8,7 @@ from typing import Any
 from bbgrap.graph import Array, DType, Graph, Node
 from bbgrap.planners.plan import whole_output
 from bbgrap.tdl import Description, describe, described_operators, reducible
-from bbgrap.tdl.operators.undescribed import SHAPE_OF_A_RUN, UNDESCRIBED, why_whole
+from bbgrap.tdl.operators.undescribed import SHAPE_OF_A_RUN, SPLIT_ON_ENTRY, UNDESCRIBED, why_whole
 from bbgrap.tdl.rule import MINIMUM_OPSET
 from bbgrap.tdl.work import operations_of
 
@@ -80,7 +80,7 @@ def reason_of(graph: Graph, node: Node) -> str:
     unknown = [name for name in (*node.reads, *filter(None, node.outputs)) if graph.types[name].shape is None]
     if unknown:
         why = UNDESCRIBED.get((node.domain, node.op), SHAPE_OF_A_RUN)
-        return _without_shape(graph, unknown[0]) if why == SHAPE_OF_A_RUN else why
+        return _without_shape(graph, unknown[0]) if why in (SHAPE_OF_A_RUN, SPLIT_ON_ENTRY) else why
     empty = [name for name in (*node.outputs, *node.reads) if name and 0 in graph.types[name].known_shape]
     if empty:
         return f"'{empty[0]}' has no elements"

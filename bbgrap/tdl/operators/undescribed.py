@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 SHAPE_OF_A_RUN = "the shape of its output is only known when the model runs"
+SPLIT_ON_ENTRY = "replaced on entry by one Slice per output, which splits"
 _RANDOM = "draws random numbers: pieces would draw others than the whole does"
 _CONTROL = "control flow: its body runs whole, on one machine"
 _SEQUENCE = "a sequence or an optional is no tensor, so it has no regions"
@@ -51,7 +52,7 @@ _STANDARD: dict[str, str] = {
     "Dropout": "removed on entry outside training; in training it draws random numbers",
     "ImageDecoder": "decodes a stream of bytes, of which every pixel needs all; onnxruntime has no kernel of it",
     "MaxUnpool": "its indices count through the whole tensor, over all images and channels, and may point anywhere",
-    "Split": "replaced on entry by one Slice per output, which splits",
+    "Split": SPLIT_ON_ENTRY,
 }  # fmt: skip
 _MICROSOFT: dict[str, str] = {
     "DecoderMaskedMultiHeadAttention": _CACHE,

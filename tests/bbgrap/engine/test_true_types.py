@@ -233,6 +233,9 @@ def grid(*axes: range) -> np.ndarray:
         (grid(range(5), range(1, 4)), (5, 3, 8)),
         (grid(range(1, 4), range(6), range(5, 8)), (3, 6, 3)),
         (grid(range(3), range(4, 6), range(8)), (3, 2, 8)),
+        (grid(range(5), range(6), range(1, 8, 2)), (5, 6, 4)),
+        (grid(range(0, 5, 2), range(1, 4)), (3, 3, 8)),
+        (grid(range(2, 4), range(0, 6, 3), range(1, 7)), (2, 2, 6)),
     ],
 )
 @pytest.mark.parametrize("blank", [False, True])
