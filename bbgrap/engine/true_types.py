@@ -27,7 +27,7 @@ from bbgrap.engine.sessions import declared_type, make_session
 from bbgrap.engine.steered_shapes import steered_shapes
 from bbgrap.engine.told_numbers import run_alone
 from bbgrap.errors import ModelError
-from bbgrap.graph.lower import empty_to_constant, plain_assignments
+from bbgrap.graph.lower import empty_to_constant, gathered_frames, plain_assignments
 from bbgrap.graph.onnx_io import OnnxModel, to_graph, weights_of, write_graph
 from bbgrap.graph.onnx_types import UNKNOWN
 from bbgrap.graph.rewriting import Rewriter
@@ -88,7 +88,7 @@ def typed_graph(model: OnnxModel, *, hides_sizes: bool = False, known: Mapping[s
             declared |= further
             continue
         if not found:
-            return replace(empty_to_constant(plain_assignments(plain_slopes(graph))), ranks=ranks)
+            return replace(empty_to_constant(gathered_frames(plain_assignments(plain_slopes(graph)))), ranks=ranks)
         # From shapes more may follow, here and there; of what nobody knows a shape, the type alone is taken.
         told = {name: kind for name, kind in found.items() if kind.shape is not None and name not in declared}
         if not told:

@@ -8,8 +8,9 @@
 - Optional outputs that nobody reads are left out: exporters name all outputs of an LSTM, whatever the model uses.
 - A graph output that is a weight gets an `Identity`: every output is then a graph input or the output of a node.
 
-Once shapes are known for sure, two more are done: a value without elements is a constant, so nobody computes or sends it
-(`empty_to_constant`), and what slices are overwritten with is put between what stays (`plain_assignments`).
+Once shapes are known for sure, three more are done: a value without elements is a constant, so nobody computes or sends it
+(`empty_to_constant`), and what slices are overwritten with is put between what stays (`plain_assignments`), and
+frames that are cut one by one are taken at once (`gathered_frames`).
 """
 
 from __future__ import annotations
@@ -24,6 +25,10 @@ from bbgrap.graph.packed import PACKED
 from bbgrap.graph.rewriting import Rewriter, trimmed, unique_name
 from bbgrap.graph.types import STORABLE, Array, Graph, Node, TensorType
 
+_MANY_FRAMES = 8
+"""Chosen: fewer slices are as soon planned as they are."""
+_MOST_PLACES = 1 << 22
+"""Of which a constant is made: 32 MB."""
 RECURRENT = frozenset({"LSTM", "GRU", "RNN", "DynamicQuantizeLSTM"})
 """Operators every one of whose outputs may be absent."""
 _OPTIONAL_OUTPUTS = RECURRENT | {
@@ -170,6 +175,42 @@ def _chosen(writer: Rewriter, wanted: str, x: str, axis: int, places: Array) -> 
 
 def _resized(shape: tuple[int, ...], axis: int, size: int) -> tuple[int, ...]:
     return (*shape[:axis], size, *shape[axis + 1 :])
+
+
+def gathered_frames(graph: Graph) -> Graph:
+    """Take frames of a signal by one `Gather`: PyTorch's older exporter writes `unfold` as a `Slice` and an `Unsqueeze` for each."""
+    written = Rewriter(graph).run(_gathered)
+    return graph if written is graph else remove_dead(written)
+
+
+def _gathered(writer: Rewriter, node: Node) -> bool:
+    if node.op != "Concat" or node.domain or len(node.inputs) < _MANY_FRAMES:
+        return False
+    frames = [frame for name in node.inputs if (frame := _frame(writer.source, name))]
+    if len(frames) < len(node.inputs) or len({(x, axis, places.size) for x, axis, places in frames}) > 1:
+        return False
+    (x, axis, _), places = frames[0], np.stack([frame[2] for frame in frames])
+    if axis != _axis(writer.source, node) or places.size > _MOST_PLACES or np.ptp(np.diff(places[:, 0])):
+        return False
+    writer.nodes.append(Node(node.name, "Gather", (x, writer.constant(f"{node.name}.places", places)), node.outputs, {"axis": axis}))
+    return True
+
+
+def _frame(graph: Graph, name: str) -> tuple[str, int, Array] | None:
+    """Return what a frame is cut of, along which axis, which gets another before it, and where; None if it is nothing like that."""
+    added = graph.producers.get(name)
+    part = graph.producers.get(added.inputs[0]) if added and added.op == "Unsqueeze" and len(added.inputs) > 1 else None
+    if added is None or part is None or part.op != "Slice" or len(part.inputs) < 4:
+        return None
+    told = [graph.constant(value) for value in (added.inputs[1], part.inputs[3], part.inputs[1], *part.inputs[4:])]
+    shapes = [graph.types[value].shape for value in (part.inputs[0], part.first_output)]
+    if any(each is None or each.size != 1 for each in told) or None in shapes:
+        return None
+    new, axis, start, *step = (int(each.flat[0]) for each in told if each is not None)
+    known = [shape for shape in shapes if shape is not None]
+    if new != axis or axis < 0 or start < 0 or step not in ([], [1]):
+        return None
+    return part.inputs[0], axis, np.arange(start, start + known[1][axis])
 
 
 def drop_unread_outputs(graph: Graph) -> Graph:

@@ -275,6 +275,24 @@ def test_places_of_constants_are_counted_when_a_model_is_read(tmp_path: Path) ->
     assert graph.types["y"].shape == (5, 1, 3)
 
 
+@pytest.mark.parametrize(("step", "last", "taken"), [(3, 27, True), (5, 45, True), (3, 26, False)])
+def test_frames_that_are_cut_one_by_one_are_taken_at_once(step: int, last: int, taken: bool, tmp_path: Path) -> None:
+    """As PyTorch's older exporter writes `unfold`: planning thousands of slices takes long."""
+    starts = [*range(0, 9 * step, step), last]
+    weights: dict[str, Any] = {"axis": [1]} | {f"from {k}": [start] for k, start in enumerate(starts)}
+    weights |= {f"to {k}": [start + 4] for k, start in enumerate(starts)}
+    nodes = [helper.make_node("Slice", ["x", f"from {k}", f"to {k}", "axis"], [f"part {k}"]) for k in range(10)]
+    nodes += [helper.make_node("Unsqueeze", [f"part {k}", "axis"], [f"frame {k}"]) for k in range(10)]
+    nodes += [helper.make_node("Concat", [f"frame {k}" for k in range(10)], ["frames"], axis=1), helper.make_node("Neg", ["frames"], ["y"])]
+    path = save(tmp_path, nodes, [2, 50], weights)
+    feed = np.random.default_rng(3).standard_normal((2, 50)).astype(np.float32)
+    (want,) = make_session(path.read_bytes(), threads=1).run(None, {"x": feed})
+    graph = load_graph(path, {})
+    assert ([node.op for node in graph.nodes] == ["Gather", "Neg"]) is taken
+    artifacts = export(plan_graph(graph, Cluster.even(3), PlanOptions(split="channels")).compiled.optimized)
+    np.testing.assert_array_equal(simulate(artifacts, [feed], local_kernels(artifacts))[0], want)
+
+
 def test_a_dimension_of_minus_one_is_free(tmp_path: Path) -> None:
     path = save(tmp_path, [helper.make_node("Relu", ["x"], ["y"])], [-1, 3])
     assert load_graph(path, {"x": (5, 3)}).types["y"].shape == (5, 3)
