@@ -136,6 +136,7 @@ def _overwritten(graph: Graph, node: Node) -> tuple[Array, ...] | None:
     counts = places.shape[:-1]
     if len(counts) != places.shape[-1] or graph.types[node.inputs[2]].shape != (*counts, *shape[len(counts) :]):
         return None
+    places = np.where(places < 0, places + np.array(shape[: len(counts)]), places)
     chosen = tuple(np.moveaxis(places[..., axis], axis, 0).reshape(count, -1)[:, 0] for axis, count in enumerate(counts))
     ascending = all(bool(each[0] >= 0 and (np.diff(each) > 0).all()) for each in chosen)
     return chosen if ascending and np.array_equal(places, np.stack(np.meshgrid(*chosen, indexing="ij"), -1)) else None
