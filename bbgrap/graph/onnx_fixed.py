@@ -42,11 +42,15 @@ def with_known_places(model: OnnxModel) -> OnnxModel:
 
     PyTorch's older exporter counts so, by places of ones, wherever a slice is assigned to. The very same model if there are none.
     """
-    tensors = constant_tensors(model.proto.graph)
-    weights = {name: array_of(tensor) for name, tensor in tensors.items() if not is_external(tensor)} | {**model.weights}
-    counting = ((place, node) for place, node in enumerate(model.proto.graph.node) if node.op_type == "NonZero" and not node.domain)
-    read = ((place, weights.get(node.input[0])) for place, node in counting)
-    return _with_constants(model, {k: np.array(np.nonzero(a)) for k, a in read if a is not None and a.ndim and a.size <= _MOST_COUNTED})
+    read = {place: node.input[0] for place, node in enumerate(model.proto.graph.node) if (node.domain, node.op_type) == ("", "NonZero")}
+    tensors = constant_tensors(model.proto.graph) if read else {}
+    told: dict[int, Array] = {}
+    for place, name in read.items():
+        tensor = tensors.get(name)
+        weight = array_of(tensor) if tensor is not None and not is_external(tensor) else model.weights.get(name)
+        if weight is not None and weight.ndim and weight.size <= _MOST_COUNTED:
+            told[place] = np.array(np.nonzero(weight))
+    return _with_constants(model, told)
 
 
 def _with_constants(model: OnnxModel, told: Mapping[int, Array]) -> OnnxModel:
