@@ -41,7 +41,8 @@ SLOW = (
 times nodes they are asked."""
 
 QUICK = ("tensor-parallel", "fewer-exchanges", "fused-tiles", "pipeline", "one-weird-trick")
-"""Planners that do not search: asked before sets of nodes are tried, since a memory limit may leave nothing else."""
+"""Planners that do not search: asked before sets of nodes are tried, since a memory limit may leave nothing else, and of large plans
+as long as anything is left of the budget."""
 
 FOR_TRAINING = ("hypar", "soybean", "one-weird-trick", "data-parallel", "tofu")
 """Planners that know training steps: asked first for one, since directions know nothing of its weights."""
@@ -230,11 +231,8 @@ class Candidates:
         # The coordinator may stand beside a node that is left out: planners do not mind where it is.
         cluster = replace(self.cluster, nodes=tuple(self.cluster.nodes[device] for device in self.devices))
         for name in names:
-            if (
-                name in OWN | self.hopeless
-                or size > slow.get(name, size)
-                or (self._enough if size > ALL_PLANNERS else self.evaluator.is_late)
-            ):
+            ends = self._enough if name not in QUICK else self.evaluator.spent
+            if name in OWN | self.hopeless or size > slow.get(name, size) or (ends if size > ALL_PLANNERS else self.evaluator.is_late):
                 continue
             tiles = on_devices(PLANNERS[name](self.graph, cluster, PlanOptions(name), self.descriptions), self.devices)
             words = "" if everyone else f" over {self._over(self.devices)}"
