@@ -6,7 +6,8 @@
 
 A product with weights that reads what all have *opens* a division, cut along its features. The cut carries on as long as an axis
 survives; where divisions meet along one axis they are one. What sums over the cut axis *closes* the division with partial results. A
-product that may not be summed in parts, since what follows rounds, opens another division: all get what it reads. Anything else is
+product that may not be summed in parts, since what follows rounds, opens another division: all get what it reads. So they get what only
+scales or shifts something larger that is whole, as what is made of the time does tokens in diffusion transformers. Anything else is
 computed whole by every node that needs it, but for what is made of state alone, as a cache in another order: of that, as much as the
 node's part of a division reads. So only sums travel, or what stands for them, each once from every node to every other.
 
@@ -23,6 +24,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Set
 from dataclasses import dataclass
+from math import prod
 
 from bbgrap.cluster import Cluster
 from bbgrap.graph import Graph, Node
@@ -36,7 +38,7 @@ from bbgrap.planners.placements import Partial, sums_of
 from bbgrap.planners.plan import Tile, Tiles, whole_output
 from bbgrap.planners.shares import split_by_shares, strongest
 from bbgrap.shapemap import Interval, IntervalSet, ShapeMap, covers
-from bbgrap.tdl import Description, Descriptions, Part, can_make, granularity, input_regions
+from bbgrap.tdl import Description, Descriptions, Part, can_make, granularity, input_regions, is_elementwise
 from bbgrap.tdl.language import Index
 from bbgrap.tdl.work import LOOKUPS
 
@@ -132,6 +134,8 @@ class _TensorParallel:
 
     def _role(self, node: Node, description: Description) -> _Role | None:
         operands = self._cut_operands(node)
+        if operands and self._meets_whole(node, description, operands):
+            return None
         if not operands:
             return self._within_blocks(node, description) or self._opened(node, description)
         if self._is_block(node, operands[0][1].axis):
@@ -146,6 +150,15 @@ class _TensorParallel:
         for other in divisions[1:]:
             self.joined[other] = divisions[0]
         return _Inside(divisions[0], axis)
+
+    def _meets_whole(self, node: Node, description: Description, operands: list[tuple[int, _Inside]]) -> bool:
+        """Whether all that is cut scales or shifts something larger that all compute whole, as every feature of all tokens."""
+        cut = [node.inputs[number] for number, _ in operands]
+        size = max(prod(self.graph.types[name].shape or ()) for name in cut)
+        larger = [name for name in node.inputs if name in self.graph.producers and prod(self.graph.types[name].shape or ()) > size]
+        if not larger or not is_elementwise(description):
+            return False
+        return not self.made.union(cut, self._of_state()).issuperset(larger)
 
     def _is_block(self, node: Node, axis: int) -> bool:
         readers = self.graph.consumers.get(node.first_output, ()) if node.op == "Slice" else ()

@@ -171,3 +171,26 @@ def test_state_that_is_turned_or_scaled_before_it_is_read_is_cut_as_it_is_read(s
     descriptions = all_descriptions(graph)
     program = compile_plan(make_plan(graph, cluster, OPTIONS, descriptions), descriptions, instalments=False).optimized
     assert statistics_of(program).bytes == (len(shares) - 1) * 24 * 4, "sums alone travel, to who answers"
+
+
+@pytest.mark.parametrize("nodes", [2, 3])
+def test_what_scales_features_of_whole_tokens_travels_and_divides_no_tokens(nodes, tmp_path):
+    """Diffusion transformers make scales of the time. Tokens were cut as these are, so that the next product was summed up."""
+    tokens, width = 50, 24
+    random, node = np.random.default_rng(0), helper.make_node
+    sizes = {"time.w": (width, width), "first": (width, 4 * width), "second": (4 * width, width)}
+    weights = {name: random.standard_normal(size).astype(np.float32) / 5 for name, size in sizes.items()}
+    made = [
+        node("MatMul", ["t", "time.w"], ["scale"]),
+        node("Tanh", ["x"], ["normal"]),
+        node("Mul", ["normal", "scale"], ["scaled"]),
+        node("MatMul", ["scaled", "first"], ["wide"]),
+        node("Relu", ["wide"], ["active"]),
+        node("MatMul", ["active", "second"], ["narrow"]),
+        node("Add", ["x", "narrow"], ["y"]),
+    ]
+    shape = (1, tokens, width)
+    (tmp_path / "m.onnx").write_bytes(model_of(made, {"x": shape, "t": (1, 1, width)}, {"y": shape}, weights).SerializeToString())
+    graph = load_graph(tmp_path / "m.onnx", {})
+    assert statistics_of(programmed(graph, nodes)).bytes <= 4 * (nodes - 1) * (tokens + nodes) * width
+    assert_partition_agrees(graph, Cluster.even(nodes), OPTIONS, 1e-4)
