@@ -30,8 +30,8 @@ class PlanTrial:
     _turns: int = 0
 
     def serves(self) -> None:
-        """Note that the plan serves: what the standby takes is not asked any more for now."""
-        self.seen = tuple(self.standby) or self.seen
+        """Note that the plan serves, or goes on to: what the standby takes is not asked any more for now."""
+        self.seen, self.doubted_s = tuple(self.standby) or self.seen, 0.0
         self.standby.clear()
 
     def doubt(self, took: float, copies: Collection[tuple[str, ...]]) -> None:

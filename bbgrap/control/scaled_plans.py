@@ -97,11 +97,12 @@ def learn(plan: ServedPlan, variant: Variant, seconds: float, loading: Loading, 
     if plan.policy.drifted_s and _is_by_latency(plan):
         trial.doubt(plan.policy.drifted_s, copies)
         plan.policy.drifted_s = 0.0
-    if trial.doubted_s and len(trial.standby) >= TRIALS:
-        doubted_s, trial.doubted_s = trial.doubted_s, 0.0
-        if why := slower_than_standby(plan, doubted_s):
+    if trial.doubted_s and len(trial.standby) >= TRIALS and plan.open_variants:
+        if why := slower_than_standby(plan, trial.doubted_s):
+            trial.doubted_s = 0.0
             plan.was_slower(now)
             return give_up(plan, [v for v in plan.variants if not v.queue.running], why, loading)
+        trial.serves()
     judged = {v: trial.verdict(tuple(v.parts), copies) for v in plan.variants if v.is_scaled and not v.queue.running}
     scaled = [v for v, why in judged.items() if why]
     if not scaled:

@@ -157,6 +157,21 @@ def test_a_plan_that_has_become_slower_than_the_standby_goes_and_is_made_anew_la
     assert story.served(FIRST, 3) == [BOTH] * 3
 
 
+def test_what_was_doubted_of_a_plan_says_nothing_of_the_next_one():
+    story = Story(both=0.01, alone=0.02)
+    searched_beside_standby(story, only_over_both)
+    story.served(FIRST, 20)
+    story.wire.seconds[BOTH] = 0.04
+    while not story.plan(FIRST).trial.doubted_s:
+        story.served(FIRST)
+    story.wire.seconds[*BOTH, "c"] = 0.005
+    story.wire.add_agent("c")
+    story.wire.settle_for(10.0)
+    story.served(FIRST)
+    story.wire.settle_for(10.0)
+    assert story.served(FIRST, 40) == [(*BOTH, "c")] * 40
+
+
 def test_a_plan_that_has_become_slower_as_the_standby_has_stays():
     """Other programs took half of the machines."""
     story = Story(both=0.01, alone=0.02)
