@@ -30,7 +30,7 @@ from bbgrap.control import agent_events as events
 from bbgrap.engine.sessions import give_back_arena, share_arena
 from bbgrap.errors import BbgrapError, ExecutionError, ModelError
 from bbgrap.observing.logs import inherited_format, name_node, write_logs
-from bbgrap.protocol import messages as said
+from bbgrap.protocol import messages
 from bbgrap.transport.identity import TlsIdentity
 from bbgrap.transport.memory_broker import MemoryClient
 from bbgrap.transport.process import allow_many_descriptors
@@ -75,7 +75,7 @@ class Worker:
         self,
         pipe: Pipe[events.FromWorker],
         plane: TcpDataPlane,
-        join: said.Join,
+        join: messages.Join,
         store: WeightStore,
         progress: WorkerProgress,
         settings: WorkerSettings,
@@ -131,7 +131,7 @@ class Worker:
 
     def _broken(self, address: str, reason: str) -> None:
         self._answered.lost(address)
-        self._say(said.LinkBroken(address, reason))
+        self._say(messages.LinkBroken(address, reason))
 
     def _carry_out(self, instruction: events.ToWorker) -> None:  # noqa: C901 - one branch per instruction
         executor = self._executor
@@ -140,41 +140,41 @@ class Worker:
                 self._later(
                     lambda: events.WeightsChecked(epoch, self._store.missing(digests)), lambda fault: events.DeploymentLoaded(epoch, fault)
                 )
-            case said.WeightChunk():
+            case messages.WeightChunk():
                 self._later(
                     lambda: events.WeightArrived(instruction.digest, *self._store.add(instruction)),
                     lambda fault: events.WeightArrived(instruction.digest, 0, complete=False, fault=fault),
                 )
-            case said.Deploy():
+            case messages.Deploy():
                 self._later(lambda: self._load(instruction), lambda fault: events.DeploymentLoaded(instruction.epoch, fault))
-            case said.Release(epoch):
+            case messages.Release(epoch):
                 self._answered.forget(epoch)
                 executor.post(lambda: executor.remove(epoch))
                 executor.post(give_back_arena)
-            case said.Abandon(epoch, request):
+            case messages.Abandon(epoch, request):
                 executor.drop_soon(epoch, request)
             case events.DropBefore(request):
                 executor.drop_before_soon(request)
-            case said.AnswerPings(peers):
+            case messages.AnswerPings(peers):
                 self._answering = frozenset((peer.address, peer.fingerprint) for peer in peers)
                 executor.post(lambda: executor.pings.allow(peers))
-            case said.Measure(measurement):
+            case messages.Measure(measurement):
                 self._measure(
-                    measurement, lambda check: self._measured(measurement, check), lambda fault: said.Measured(measurement, None, fault)
+                    measurement, lambda check: self._measured(measurement, check), lambda fault: messages.Measured(measurement, None, fault)
                 )
-            case said.MeasureLinks(measurement, peers):
+            case messages.MeasureLinks(measurement, peers):
                 others = reachable(peers, self._settings.coordinator_host)
                 self._measure(
                     measurement,
-                    lambda check: said.LinksMeasured(measurement, measure_links(others, executor, check), ""),
-                    lambda fault: said.LinksMeasured(measurement, (), fault),
+                    lambda check: messages.LinksMeasured(measurement, measure_links(others, executor, check), ""),
+                    lambda fault: messages.LinksMeasured(measurement, (), fault),
                 )
-            case said.EndMeasuring(measurement):
+            case messages.EndMeasuring(measurement):
                 if (ended := self._measurements.get(measurement)) is not None:
                     ended.set()
-            case said.TryLinks():
+            case messages.TryLinks():
                 every = tuple(peer.device for peer in instruction.peers)
-                self._later(lambda: self._try(instruction), lambda _: said.LinksTried(instruction.trial, every), self._links)
+                self._later(lambda: self._try(instruction), lambda _: messages.LinksTried(instruction.trial, every), self._links)
 
     def _measure(self, number: int, work: Callable[[Check], events.FromWorker], failed: Callable[[str], events.FromWorker]) -> None:
         """Measure in a thread of its own, until it is done or to end."""
@@ -194,11 +194,11 @@ class Worker:
 
         self._later(measure, failed, self._measuring)
 
-    def _measured(self, number: int, check: Check) -> said.Measured:
+    def _measured(self, number: int, check: Check) -> messages.Measured:
         # Here and not above: most workers never measure, and all shall be ready soon.
         from bbgrap_agent.machine_probe import measure_machine
 
-        return said.Measured(number, measure_machine(self._join, check, identity=self._identity), "")
+        return messages.Measured(number, measure_machine(self._join, check, identity=self._identity), "")
 
     def _later(
         self, work: Callable[[], events.FromWorker | None], failed: Callable[[str], events.FromWorker], pool: Pool | None = None
@@ -222,7 +222,7 @@ class Worker:
 
         (pool or self._loader).submit(safely)
 
-    def _load(self, deploy: said.Deploy) -> events.FromWorker | None:
+    def _load(self, deploy: messages.Deploy) -> events.FromWorker | None:
         self._progress.begin_load(deploy.epoch)
         try:
             settings = self._settings
@@ -244,11 +244,11 @@ class Worker:
         self._later(lambda: self._echo(deploy.epoch, peers), lambda fault: events.DeploymentLoaded(deploy.epoch, fault), self._links)
         return None
 
-    def _to_be_asked(self, peers: Sequence[said.Peer]) -> list[said.Peer]:
+    def _to_be_asked(self, peers: Sequence[messages.Peer]) -> list[messages.Peer]:
         """Return those that know this one, which are those it knows, and that have not answered yet."""
         return [peer for peer in self._answered.unasked(peers) if (peer.address, peer.fingerprint) in self._answering]
 
-    def _echo(self, epoch: int, peers: Sequence[said.Peer]) -> events.FromWorker:
+    def _echo(self, epoch: int, peers: Sequence[messages.Peer]) -> events.FromWorker:
         """End a load when all peers that it sends to have answered."""
         asked = self._to_be_asked(peers)
         silent = unreachable(asked, self._executor, _ECHO_S)
@@ -258,18 +258,18 @@ class Worker:
         fault = f"no answer on the data plane from {names}; is it blocked, or advertised wrongly (--advertise)?"
         return events.DeploymentLoaded(epoch, fault[:_REASON_CHARACTERS], unreachable=tuple(peer.device for peer in silent))
 
-    def _loaded(self, epoch: int, peers: Sequence[said.Peer], asked: Sequence[said.Peer]) -> events.DeploymentLoaded:
+    def _loaded(self, epoch: int, peers: Sequence[messages.Peer], asked: Sequence[messages.Peer]) -> events.DeploymentLoaded:
         unasked = self._answered.unasked(peers)
         self._answered.add(epoch, [peer for peer in peers if peer in asked or peer not in unasked])
         return events.DeploymentLoaded(epoch)
 
-    def _try(self, trial: said.TryLinks) -> events.FromWorker:
+    def _try(self, trial: messages.TryLinks) -> events.FromWorker:
         peers = reachable(trial.peers, self._settings.coordinator_host)
         while True:
             try:
                 missing = unreachable(peers, self._executor)
                 self._silent.tried(peers, missing)
-                return said.LinksTried(trial.trial, tuple(peer.device for peer in missing))
+                return messages.LinksTried(trial.trial, tuple(peer.device for peer in missing))
             except ExecutionError as error:  # a kernel keeps this side from asking, which says nothing about the others
                 _log.info("links are tried again: %s", error)
 

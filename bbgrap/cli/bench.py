@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from bbgrap.cli.input_options import GivenInputs
-from bbgrap.cli.options import UNSAID, Json, LocalAgents, Model, Seed, Where, contenders, given_inputs, takes, where_is
+from bbgrap.cli.options import Json, LocalAgents, Model, Seed, Where, contenders, given_inputs, takes, where_is
 from bbgrap.cli.output import print_json, print_result, print_table, say, step
 from bbgrap.errors import UsageError
 from bbgrap.planners.options import PlanOptions, undivided_note
@@ -48,7 +48,8 @@ def bench(
         int | None,
         typer.Option(min=1, help="Threads of the single node and of each agent that is started; default: 1, or as the agents have."),
     ] = None,
-    where: Where = UNSAID,
+    *,
+    where: Where,
     as_json: Json = False,
 ) -> None:
     """Measure a model on one node and on the cluster, run by run in turns.

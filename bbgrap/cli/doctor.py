@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from bbgrap.cli.input_options import FreeDimensionsError, GivenInputs
-from bbgrap.cli.options import UNSAID, Json, Where, given_inputs, takes, where_is
+from bbgrap.cli.options import Json, Where, given_inputs, takes, where_is
 from bbgrap.cli.output import print_json, print_result, print_sentences, step
 
 if TYPE_CHECKING:
@@ -26,7 +26,8 @@ def doctor(
     model: Annotated[
         str, typer.Argument(metavar="[MODEL]", help="Say also what keeps this model from being faster on the cluster.", show_default=False)
     ] = "",
-    where: Where = UNSAID,
+    *,
+    where: Where,
     cache_dir: Annotated[Path | None, typer.Option(help="As agents here are started; default ~/.cache/bbgrap/agent.")] = None,
     state_dir: Annotated[Path | None, typer.Option(help="As a coordinator here is; default ~/.cache/bbgrap/coordinator.")] = None,
     keys_dir: Annotated[Path | None, typer.Option(help="As agents here are started; default ~/.config/bbgrap/keys.")] = None,

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from bbgrap.cli.options import UNSAID, LocalAgents, Threads, Where, takes, where_is
+from bbgrap.cli.options import LocalAgents, Threads, Where, takes, where_is
 
 SETTINGS = {"allow_interspersed_args": False}
 """What follows the program is the program's."""
@@ -22,7 +22,8 @@ def exec_program(
     module: Annotated[bool, typer.Option("-m", help="The program is a module's name, as for 'python -m'.")] = False,
     agents: LocalAgents = None,
     threads: Threads = 1,
-    where: Where = UNSAID,
+    *,
+    where: Where,
 ) -> None:
     """Run a Python program in which 'import onnxruntime' gives sessions on the cluster; nothing else about it changes.
 

@@ -179,51 +179,45 @@ def takes(**groups: Callable[..., object]) -> Callable[[Callable[..., R]], Calla
     return widen
 
 
-def plan_options(
-    planner: PlannerName = "",
+def options_of(
     split: SplitName = "",
     grid: Grid = "",
     objective: ObjectiveName = "latency",
     search_seconds: SearchSeconds = 10.0,
     transfer_dtype: TransferDtype = "exact",
-) -> PlanOptions:
-    """Return what is asked of one planner: `auto`, unless another one or a split is named.
-
-    Raises:
-        UsageError: if there is no such planner or split, or the grid is none.
-    """
+) -> Callable[[str], PlanOptions]:
+    """Return what makes of a planner's name what is asked of it; it raises UsageError if there is no such planner, split or grid."""
     from bbgrap.planners.options import AUTO
     from bbgrap.planners.registry import NAMES
 
-    planner = planner or ("bbgrap" if split or grid else AUTO)
-    split = split or _DEFAULT_SPLIT
-    if planner not in NAMES:
-        raise UsageError(f"planner: expected one of {', '.join(NAMES)}, got '{planner}'")
-    more: dict[str, Any] = {"objective": objective, "search_seconds": search_seconds, "transfer_dtype": transfer_dtype}
-    if not grid:
-        return PlanOptions(planner, split, **more)  # type: ignore[arg-type]  # it looks itself
-    if split not in ("grid", _DEFAULT_SPLIT):
-        raise UsageError(f"grid: it goes with --split grid, got --split {split}")
-    rows, _, columns = grid.lower().partition("x")
-    if not (rows.isdecimal() and columns.isdecimal() and int(rows) and int(columns)):
-        raise UsageError(f"grid: expected rows x columns, like 2x3, got '{grid}'")
-    return PlanOptions(planner, "grid", (int(rows), int(columns)), **more)
+    def options(planner: str) -> PlanOptions:
+        planner = planner or ("bbgrap" if split or grid else AUTO)
+        along = split or _DEFAULT_SPLIT
+        if planner not in NAMES:
+            raise UsageError(f"planner: expected one of {', '.join(NAMES)}, got '{planner}'")
+        more: dict[str, Any] = {"objective": objective, "search_seconds": search_seconds, "transfer_dtype": transfer_dtype}
+        if not grid:
+            return PlanOptions(planner, along, **more)  # type: ignore[arg-type]  # it looks itself
+        if along not in ("grid", _DEFAULT_SPLIT):
+            raise UsageError(f"grid: it goes with --split grid, got --split {along}")
+        rows, _, columns = grid.lower().partition("x")
+        if not (rows.isdecimal() and columns.isdecimal() and int(rows) and int(columns)):
+            raise UsageError(f"grid: expected rows x columns, like 2x3, got '{grid}'")
+        return PlanOptions(planner, "grid", (int(rows), int(columns)), **more)
+
+    return options
 
 
-def contenders(
-    planner: Contenders = "",
-    split: SplitName = "",
-    grid: Grid = "",
-    objective: ObjectiveName = "latency",
-    search_seconds: SearchSeconds = 10.0,
-    transfer_dtype: TransferDtype = "exact",
-) -> list[PlanOptions]:
-    """Return what is asked of each of several planners.
+@takes(options=options_of)
+def plan_options(planner: PlannerName = "", *, options: Callable[[str], PlanOptions]) -> PlanOptions:
+    """Return what is asked of one planner: `auto`, unless another one or a split is named; it raises what `options_of` says."""
+    return options(planner)
 
-    Raises:
-        UsageError: as `plan_options`.
-    """
-    return [plan_options(name.strip(), split, grid, objective, search_seconds, transfer_dtype) for name in planner.split(",")]
+
+@takes(options=options_of)
+def contenders(planner: Contenders = "", *, options: Callable[[str], PlanOptions]) -> list[PlanOptions]:
+    """Return what is asked of each of several planners; it raises what `options_of` says."""
+    return [options(name.strip()) for name in planner.split(",")]
 
 
 def given_inputs(
@@ -298,9 +292,6 @@ class Where:
         from bbgrap.cli.clusters import open_cluster
 
         return open_cluster(self.coordinator, agents, threads, token_file=self.token_file, insecure=self.insecure)
-
-
-UNSAID = Where("", None, insecure=False)
 
 
 def where_is(context: typer.Context, coordinator: Coordinator = "", token_file: TokenFile = None, insecure: Insecure = False) -> Where:

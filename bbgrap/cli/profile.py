@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from bbgrap.cli.completion import nodes
-from bbgrap.cli.options import UNSAID, Coordinator, Insecure, Json, TokenFile, Where, takes, where_is
+from bbgrap.cli.options import Coordinator, Insecure, Json, TokenFile, Where, takes, where_is
 from bbgrap.cli.output import check_writable, print_json, print_result, print_table, say, step
 from bbgrap.cluster.names import name_order
 
@@ -144,7 +144,8 @@ def list_profiles(where: Where, as_json: Json = False) -> None:
 @takes(where=where_is)
 def show(
     node: Annotated[str, typer.Argument(help="The node's name.")],
-    where: Where = UNSAID,
+    *,
+    where: Where,
     as_json: Json = False,
 ) -> None:
     """Show what is known of a node, as the YAML that 'bbgrap profile add' takes: what was given by hand goes over what was measured.
@@ -175,7 +176,8 @@ def show(
 def remove(
     node: Annotated[str, typer.Argument(help="The node's name.")],
     measured: Annotated[bool, typer.Option("--measured", help="Forget what was measured, too; it is measured again when idle.")] = False,
-    where: Where = UNSAID,
+    *,
+    where: Where,
 ) -> None:
     """Forget what was given by hand of a node; what was measured counts again.
 
@@ -193,7 +195,8 @@ def remove(
 @takes(where=where_is)
 def add(
     file: Annotated[Path, typer.Argument(help="A profile file, or a cluster file with several.")],
-    where: Where = UNSAID,
+    *,
+    where: Where,
 ) -> None:
     """Use the profiles of a file from now on, whatever is measured.
 

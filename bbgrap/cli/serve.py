@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bbgrap.cli.options import UNSAID, LocalAgents, Threads, Where, plan_options, takes, where_is
+from bbgrap.cli.options import LocalAgents, Threads, Where, plan_options, takes, where_is
 from bbgrap.cli.output import print_result, say
 from bbgrap.errors import UsageError
 from bbgrap.observing.logs import LogFormat, write_logs
@@ -77,7 +77,8 @@ def serve(
     ] = LogFormat.TEXT,
     agents: LocalAgents = None,
     threads: Threads = 1,
-    where: Where = UNSAID,
+    *,
+    where: Where,
 ) -> None:
     """Serve models over HTTP and gRPC, for clients of Triton and KServe (Open Inference Protocol v2), until Ctrl-C.
 

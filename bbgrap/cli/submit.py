@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from bbgrap.cli.input_options import GivenInputs
-from bbgrap.cli.options import UNSAID, Json, LocalAgents, Model, Seed, Threads, Where, given_inputs, plan_options, takes, where_is
+from bbgrap.cli.options import Json, LocalAgents, Model, Seed, Threads, Where, given_inputs, plan_options, takes, where_is
 from bbgrap.cli.output import print_json, print_result, print_table, say, step
 from bbgrap.planners.options import PlanOptions
 
@@ -29,7 +29,8 @@ def submit(
     verify: Annotated[bool, typer.Option("--verify", help="Compare with plain onnxruntime here; exit code 1 if it differs.")] = False,
     agents: LocalAgents = None,
     threads: Threads = 1,
-    where: Where = UNSAID,
+    *,
+    where: Where,
     as_json: Json = False,
 ) -> None:
     """Run a model once on the cluster.

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from bbgrap.cli.completion import keys
-from bbgrap.cli.options import UNSAID, Json, Where, takes, where_is
+from bbgrap.cli.options import Json, Where, takes, where_is
 from bbgrap.cli.output import print_json, print_result, print_table, say
 from bbgrap.errors import UsageError
 
@@ -32,7 +32,8 @@ def create(
     name: Annotated[str, typer.Argument(metavar="NAME", help="What to call it, for example who will use it.", show_default=False)],
     role: RoleName = "client",
     lasts: Lasts = "",
-    where: Where = UNSAID,
+    *,
+    where: Where,
 ) -> None:
     """Make a token and print it, once. Whoever has it may do what its role may.
 
@@ -65,7 +66,8 @@ def list_(where: Where, as_json: Json = False) -> None:
 @takes(where=where_is)
 def revoke(
     name: Annotated[str, typer.Argument(metavar="NAME", help="The token, or the node.", show_default=False, autocompletion=keys)],
-    where: Where = UNSAID,
+    *,
+    where: Where,
 ) -> None:
     """Take a key back, at once: connections that use it end within a second.
 
@@ -91,7 +93,8 @@ def revoke(
 def rotate(
     name: Annotated[str, typer.Argument(metavar="NAME", help="The token.", show_default=False, autocompletion=keys)],
     grace: Grace = "1h",
-    where: Where = UNSAID,
+    *,
+    where: Where,
 ) -> None:
     """Replace a token: print a new one, while the old one goes on for a while.
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from bbgrap.cli.input_options import GivenInputs
-from bbgrap.cli.options import UNSAID, Json, LocalAgents, Model, Seed, Threads, Where, given_inputs, plan_options, takes, where_is
+from bbgrap.cli.options import Json, LocalAgents, Model, Seed, Threads, Where, given_inputs, plan_options, takes, where_is
 from bbgrap.cli.output import print_json, print_result, print_table, say, step
 from bbgrap.planners.options import PlanOptions
 
@@ -29,7 +29,8 @@ def trace(
     seed: Seed = 0,
     agents: LocalAgents = None,
     threads: Threads = 1,
-    where: Where = UNSAID,
+    *,
+    where: Where,
     as_json: Json = False,
 ) -> None:
     """Record what every node does when: computing, sending, receiving, waiting.

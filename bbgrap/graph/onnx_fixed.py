@@ -42,7 +42,8 @@ def with_known_places(model: OnnxModel) -> OnnxModel:
 
     PyTorch's older exporter counts so, by places of ones, wherever a slice is assigned to. The very same model if there are none.
     """
-    read = {place: node.input[0] for place, node in enumerate(model.proto.graph.node) if (node.domain, node.op_type) == ("", "NonZero")}
+    nodes = enumerate(model.proto.graph.node)
+    read = {place: node.input[0] for place, node in nodes if node.op_type == "NonZero" and not standard_domain(node.domain)}
     tensors = constant_tensors(model.proto.graph) if read else {}
     told: dict[int, Array] = {}
     for place, name in read.items():

@@ -19,7 +19,7 @@ import zmq
 from bbgrap.control import client as machine
 from bbgrap.control.to_coordinator import Reconnect, ToCoordinator
 from bbgrap.errors import AccessError, BbgrapError, ClusterUnavailableError, RemoteProtocolError, UsageError
-from bbgrap.protocol import client_messages as client
+from bbgrap.protocol import client_messages
 from bbgrap.protocol.directions import TO_CLIENT, TO_COORDINATOR
 from bbgrap.protocol.messages import BytesLike
 from bbgrap.session.stops import Stops
@@ -30,7 +30,7 @@ from bbgrap.transport.discovery import MDNS, discover
 from bbgrap.transport.wakeup_queue import WakeupQueue
 
 A = TypeVar("A")
-OnProgress = Callable[[client.Progress], None]
+OnProgress = Callable[[client_messages.Progress], None]
 
 _GREETS_EVERY_S = 1.0
 """How often a client asks for a new channel, where the old one has ended. Chosen."""
@@ -43,7 +43,7 @@ are each asked twice for 5 s."""
 class CallFailedError(Exception):
     """A call ended with `Failed`; callers turn it into the error of its kind."""
 
-    def __init__(self, answer: client.Failed) -> None:
+    def __init__(self, answer: client_messages.Failed) -> None:
         super().__init__(answer.reason)
         self.answer = answer
 
@@ -83,7 +83,7 @@ class Calls:
         self._lock = threading.Condition(self._mutex)  # its own `with` is Python: an interrupt may come in the middle of it
         self._leading = False
         self._outbox: deque[list[BytesLike]] = deque()
-        self._came: dict[int, deque[client.Progress | client.FinalAnswer]] = {}
+        self._came: dict[int, deque[client_messages.Progress | client_messages.FinalAnswer]] = {}
         self._listeners: dict[int, OnProgress] = {}
         self._wakeups: WakeupQueue[None] = WakeupQueue()
         self._poller = zmq.Poller()
@@ -106,14 +106,14 @@ class Calls:
         self._control.use_channel(greeting.channel)
         self._is_near = self._control.channel is not None
 
-    def _greet(self, timeout_s: float) -> client.Greeting:
+    def _greet(self, timeout_s: float) -> client_messages.Greeting:
         """Return the answer to a first call, from a coordinator that is far away later."""
         try:
-            return self.ask(client.Hello(self.number()), client.Greeting, timeout_s=timeout_s)
+            return self.ask(client_messages.Hello(self.number()), client_messages.Greeting, timeout_s=timeout_s)
         except (TimeoutError, ClusterUnavailableError):
             if not (far_s := self._control.far_s):
                 raise
-            return self.ask(client.Hello(self.number()), client.Greeting, timeout_s=far_s)
+            return self.ask(client_messages.Hello(self.number()), client_messages.Greeting, timeout_s=far_s)
 
     def close(self) -> None:
         """Close the connection; what other threads wait for fails."""
@@ -148,14 +148,18 @@ class Calls:
         """Return the number for a new call."""
         return next(self._numbers)
 
-    def ask(self, message: client.Call, expected: type[A], on_progress: OnProgress | None = None, timeout_s: float | None = None) -> A:
+    def ask(
+        self, message: client_messages.Call, expected: type[A], on_progress: OnProgress | None = None, timeout_s: float | None = None
+    ) -> A:
         """Do as `try_call` does; a failure is raised as the error of its kind."""
         try:
             return self.try_call(message, expected, on_progress, timeout_s)
         except CallFailedError as failed:
             raise failed.error from None
 
-    def try_call(self, message: client.Call, expected: type[A], on_progress: OnProgress | None = None, timeout_s: float | None = None) -> A:
+    def try_call(
+        self, message: client_messages.Call, expected: type[A], on_progress: OnProgress | None = None, timeout_s: float | None = None
+    ) -> A:
         """Make a call and return its answer; a failure is raised as `CallFailedError`.
 
         With `timeout_s` it outlasts a coordinator that is away for so long.
@@ -172,7 +176,7 @@ class Calls:
             self.forget(message)
             raise
 
-    def tell(self, message: client.ForkSequence | client.EndSequence) -> None:
+    def tell(self, message: client_messages.ForkSequence | client_messages.EndSequence) -> None:
         """Say what has no answer; a closed connection says nothing."""
         if self.is_inherited:
             return
@@ -181,7 +185,7 @@ class Calls:
                 self._outbox.append(TO_COORDINATOR.encode(message))
         self._flush_soon()
 
-    def begin(self, message: client.Call, on_progress: OnProgress | None = None, timeout_s: float | None = None) -> None:
+    def begin(self, message: client_messages.Call, on_progress: OnProgress | None = None, timeout_s: float | None = None) -> None:
         """Begin a call that `answer_to` waits for, or `forget` gives up; it is said when somebody waits for an answer.
 
         Raises:
@@ -191,7 +195,9 @@ class Calls:
             raise ClusterUnavailableError(f"connection to {self.address}: it is that of the parent process; make another one, or a session")
         self._check_open()
         self.stops.check()
-        if not isinstance(message, client.RunModel | client.ModelChunk):  # their names are those of calls before; their time counts
+        if not isinstance(
+            message, client_messages.RunModel | client_messages.ModelChunk
+        ):  # their names are those of calls before; their time counts
             _check(message)
         with self._mutex:
             if on_progress is not None:
@@ -200,7 +206,7 @@ class Calls:
             if self._leading:
                 self._wakeups.put(None)
 
-    def answer_to(self, message: client.Call, expected: type[A], timeout_s: float | None = None) -> A:
+    def answer_to(self, message: client_messages.Call, expected: type[A], timeout_s: float | None = None) -> A:
         """Return the answer to a call that was begun; a failure is raised as `CallFailedError`.
 
         Raises:
@@ -208,7 +214,7 @@ class Calls:
         """
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         try:
-            while isinstance(answer := self._wait(message.call, deadline), client.Progress):
+            while isinstance(answer := self._wait(message.call, deadline), client_messages.Progress):
                 self._listeners[message.call](answer)
                 if deadline is not None and time.monotonic() > deadline:
                     raise TimeoutError
@@ -217,13 +223,13 @@ class Calls:
             raise
         finally:
             self._listeners.pop(message.call, None)
-        if isinstance(answer, client.Failed):
+        if isinstance(answer, client_messages.Failed):
             raise CallFailedError(answer)
         if not isinstance(answer, expected):
             raise RemoteProtocolError(f"coordinator: expected {expected.__name__}, got {type(answer).__name__}")
         return answer
 
-    def forget(self, message: client.Call) -> None:
+    def forget(self, message: client_messages.Call) -> None:
         """Tell the coordinator that an answer is not wanted any more, unless it has come."""
         with self._mutex:
             self._carry_out(self._machine.cancel(message.call))
@@ -249,7 +255,7 @@ class Calls:
                 with self._mutex:
                     self._lock.notify_all()
 
-    def _wait(self, number: int, deadline: float | None) -> client.Progress | client.FinalAnswer:
+    def _wait(self, number: int, deadline: float | None) -> client_messages.Progress | client_messages.FinalAnswer:
         """Return what comes next for a call."""
         while True:
             leads = False
@@ -313,7 +319,7 @@ class Calls:
         with self._mutex:
             self._carry_out(self._machine.cancel(self._greeting))
             self._greeting = self.number()
-            self._carry_out(self._machine.call(client.Hello(self._greeting), now, _GREETS_EVERY_S))
+            self._carry_out(self._machine.call(client_messages.Hello(self._greeting), now, _GREETS_EVERY_S))
         self._flush()
 
     def _check_access(self) -> None:
@@ -347,7 +353,7 @@ class Calls:
                 case ToCoordinator(message):
                     self._outbox.append(TO_COORDINATOR.encode(message))
                 case machine.Complete(call, answer) if call == self._greeting:
-                    if isinstance(answer, client.Greeting):
+                    if isinstance(answer, client_messages.Greeting):
                         self._control.use_channel(answer.channel)
                         self._is_near = bool(answer.channel)
                 case machine.Complete(call, answer):
@@ -358,12 +364,12 @@ class Calls:
                 case Reconnect():
                     self._control.reopen()
 
-    def _put(self, call: int, came: client.Progress | client.FinalAnswer) -> None:
+    def _put(self, call: int, came: client_messages.Progress | client_messages.FinalAnswer) -> None:
         self._came.setdefault(call, deque()).append(came)
         self._lock.notify_all()
 
 
-def _check(message: client.Call) -> None:
+def _check(message: client_messages.Call) -> None:
     try:
         TO_COORDINATOR.decode(TO_COORDINATOR.encode(message))
     except BbgrapError as error:

@@ -22,7 +22,7 @@ from typing import assert_never
 
 from bbgrap.cluster.types import COORDINATOR
 from bbgrap.errors import AccessError, BbgrapError, UsageError
-from bbgrap.protocol import key_messages as said
+from bbgrap.protocol import key_messages
 from bbgrap.protocol.client_messages import ClientAnswer, ClientMessage
 from bbgrap.protocol.faults import Fault
 from bbgrap.protocol.messages import AgentMessage, Join, Refused
@@ -44,7 +44,7 @@ in tens; and one that ended before it spoke, without keeping its key, is away fo
 MAX_ENTRIES = 4096
 """Keys that are kept; of more, those that were taken back first are forgotten, and then no more are made."""
 
-KeyAnswer = ClientAnswer | said.Enrolled | Refused
+KeyAnswer = ClientAnswer | key_messages.Enrolled | Refused
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +136,7 @@ class KeyRing:
 
     # --- messages ---------------------------------------------------------------------------------------------------------------------
 
-    def refusal(self, identity: bytes, message: AgentMessage | ClientMessage | said.KeyMessage) -> str:
+    def refusal(self, identity: bytes, message: AgentMessage | ClientMessage | key_messages.KeyMessage) -> str:
         """Return why somebody may not say this; empty if they may."""
         entry = self._entries.get(key_of(identity))
         if entry is None or not entry.is_valid(self._clock()):
@@ -155,24 +155,26 @@ class KeyRing:
             return f"node '{entry.name}' shows a certificate that was not made for it; start it anew"
         return ""
 
-    def answer(self, identity: bytes, message: said.KeyMessage, connections: Callable[[bytes], int]) -> tuple[KeyAnswer, KeyChange | None]:
+    def answer(
+        self, identity: bytes, message: key_messages.KeyMessage, connections: Callable[[bytes], int]
+    ) -> tuple[KeyAnswer, KeyChange | None]:
         """Return the answer to an allowed message, and what is to be written before it is given; None: nothing is."""
         try:
             match message:
-                case said.Enrol():
+                case key_messages.Enrol():
                     return self._enrol(identity, message, connections)
-                case said.CreateToken():
+                case key_messages.CreateToken():
                     self._check_name(message.name)
                     token, entry = self._new(_role(message.role), message.name, message.lasts_s)
-                    return said.TokenMade(message.call, token.text, _status(entry, self._clock())), self._changed(entry)
-                case said.ListTokens():
-                    return said.Tokens(message.call, _statuses(self._entries, self._clock(), connections)), None
-                case said.RevokeToken():
+                    return key_messages.TokenMade(message.call, token.text, _status(entry, self._clock())), self._changed(entry)
+                case key_messages.ListTokens():
+                    return key_messages.Tokens(message.call, _statuses(self._entries, self._clock(), connections)), None
+                case key_messages.RevokeToken():
                     gone = self._find(message.name)
                     own = {gone.name: None} if gone.name in {LOCAL, JOIN} else {}
                     change = self._changed(replace(gone, revoked=self._clock()), **own)
-                    return said.Tokens(message.call, _statuses(change.entries, self._clock(), connections)), change
-                case said.RotateToken():
+                    return key_messages.Tokens(message.call, _statuses(change.entries, self._clock(), connections)), change
+                case key_messages.RotateToken():
                     return self._rotate(message)
                 case _:
                     assert_never(message)
@@ -202,8 +204,8 @@ class KeyRing:
         return entry.key if entry is not None and entry.kind == NODE else ""
 
     def _enrol(
-        self, identity: bytes, message: said.Enrol, connections: Callable[[bytes], int]
-    ) -> tuple[said.Enrolled | Refused, KeyChange | None]:
+        self, identity: bytes, message: key_messages.Enrol, connections: Callable[[bytes], int]
+    ) -> tuple[key_messages.Enrolled | Refused, KeyChange | None]:
         by, key = self._entries[key_of(identity)], bytes.fromhex(message.key)
         replaced: list[KeyRecord] = []
         if by.kind == NODE:
@@ -233,7 +235,7 @@ class KeyRing:
             fingerprint = fingerprint_of(ssl.PEM_cert_to_DER_cert(certificate.decode()))
         if by.kind != NODE:
             self._silent[message.key] = self._clock()
-        entry, answer = replace(entry, fingerprint=fingerprint), said.Enrolled(certificate, authority)
+        entry, answer = replace(entry, fingerprint=fingerprint), key_messages.Enrolled(certificate, authority)
         # A node says it again while it waits: then nothing is to be written.
         return answer, None if self._entries.get(key) == entry else self._changed(*replaced, entry)
 
@@ -269,7 +271,7 @@ class KeyRing:
         entry = KeyRecord(pair.public.hex(), role.value, name, now, expires=now + lasts_s if lasts_s else 0.0)
         return Token(role, self._pair.public, pair.secret), entry
 
-    def _rotate(self, message: said.RotateToken) -> tuple[said.TokenMade, KeyChange]:
+    def _rotate(self, message: key_messages.RotateToken) -> tuple[key_messages.TokenMade, KeyChange]:
         old = self._find(message.name)
         if old.kind == NODE:
             raise UsageError(f"'{old.name}' is a node: it has no token; to let it enrol anew, revoke it")
@@ -278,13 +280,13 @@ class KeyRing:
         replaced = replace(old, name=self._name_of_replaced(old.name), expires=min(old.expires or ends, ends))
         token, entry = self._new(_role(old.kind), old.name, old.expires - now if old.expires else 0.0)
         own = {old.name: token.text} if old.name in {LOCAL, JOIN} else {}
-        return said.TokenMade(message.call, token.text, _status(entry, self._clock())), self._changed(replaced, entry, **own)
+        return key_messages.TokenMade(message.call, token.text, _status(entry, self._clock())), self._changed(replaced, entry, **own)
 
     def _name_of_replaced(self, name: str) -> str:
         """Return what a token is called until it ends, now that another one has its name."""
         taken = {entry.name for entry in self._valid_entries()}
         ends = chain([" (rotated)"], (f" (rotated {number})" for number in count(2)))
-        names = (name.encode()[: said.MAX_KEY_NAME_BYTES - len(end)].decode(errors="ignore") + end for end in ends)
+        names = (name.encode()[: key_messages.MAX_KEY_NAME_BYTES - len(end)].decode(errors="ignore") + end for end in ends)
         return next(name for name in names if name not in taken)
 
     def _find(self, name: str) -> KeyRecord:
@@ -320,13 +322,13 @@ class KeyRing:
         self._ended += before - self._valid
 
 
-def _statuses(entries: Mapping[bytes, KeyRecord], now: float, connections: Callable[[bytes], int]) -> tuple[said.KeyStatus, ...]:
+def _statuses(entries: Mapping[bytes, KeyRecord], now: float, connections: Callable[[bytes], int]) -> tuple[key_messages.KeyStatus, ...]:
     return tuple(_status(entry, now, connections(key)) for key, entry in entries.items())
 
 
-def _status(entry: KeyRecord, now: float, connections: int = 0) -> said.KeyStatus:
+def _status(entry: KeyRecord, now: float, connections: int = 0) -> key_messages.KeyStatus:
     valid = entry.is_valid(now)
-    return said.KeyStatus(entry.name, entry.kind, entry.key, entry.made, entry.expires, entry.revoked, entry.by, connections, valid)
+    return key_messages.KeyStatus(entry.name, entry.kind, entry.key, entry.made, entry.expires, entry.revoked, entry.by, connections, valid)
 
 
 def _pruned(entries: Mapping[bytes, KeyRecord], now: float) -> dict[bytes, KeyRecord]:

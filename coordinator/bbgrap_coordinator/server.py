@@ -18,7 +18,7 @@ from math import ceil
 
 import zmq
 
-from bbgrap.control import coordinator_instructions as orders
+from bbgrap.control import coordinator_instructions
 from bbgrap.control.audit import peer_of
 from bbgrap.control.coordinator import CoordinatorMachine
 from bbgrap.control.coordinator_events import ChunkWritten, CoordinatorEvent, FromPeer, HostLinkBroken, MachineRead, Noticed, Planned, Tick
@@ -52,7 +52,7 @@ heard everybody. Chosen."""
 _BATCH = 256
 """Messages handled before the other socket gets its turn."""
 
-_KEY_EVENTS: Mapping[type[KeyMessage], orders.AuditEvent] = {
+_KEY_EVENTS: Mapping[type[KeyMessage], coordinator_instructions.AuditEvent] = {
     Enrol: "enrolled",
     CreateToken: "token created",
     RevokeToken: "token revoked",
@@ -149,7 +149,7 @@ class Server:
         self._control.throttle()
         self._shut_out(self._keys.ended())
 
-    def _write(self, chunk: orders.WriteChunk) -> None:
+    def _write(self, chunk: coordinator_instructions.WriteChunk) -> None:
         """Store a piece of a model, in a thread of its own: requests do not wait for the disk."""
         written = self._models.write(chunk)
         self._events.put(written)
@@ -213,7 +213,7 @@ class Server:
                     self._say(identity, Refused(str(error), retry=False))
                 continue
             if why := self._keys.refusal(identity, message):
-                self._tell(orders.Audit("refused", peer_of(identity), {"message": type(message).__name__, "reason": why}))
+                self._tell(coordinator_instructions.Audit("refused", peer_of(identity), {"message": type(message).__name__, "reason": why}))
                 self._warnings.warn(self._keys.name_of(identity), f"refused: {why}")
                 # Who was shut out has been told, and may have a new key already: then it says this again with that.
                 self._say(identity, None if why == SHUT_OUT else refused(message, why))
@@ -240,11 +240,15 @@ class Server:
                         ", with another key than before; if these are two machines, give one another --name" if answered.key_before else ""
                     )
                     self._handle(Noticed(f"{_KEY_EVENTS[type(question)]}: '{question.name}'{twins}"))
-                self._tell(orders.Audit(_KEY_EVENTS[type(question)], peer_of(answered.identity), {"name": question.name, **failed}))
+                self._tell(
+                    coordinator_instructions.Audit(
+                        _KEY_EVENTS[type(question)], peer_of(answered.identity), {"name": question.name, **failed}
+                    )
+                )
             self._say(answered.identity, answered.answer)
             self._shut_out(self._keys.ended())
 
-    def _tell(self, audit: orders.Audit) -> None:
+    def _tell(self, audit: coordinator_instructions.Audit) -> None:
         """Write a line of the audit log, with the name of the key."""
         short = audit.who.get("id") or audit.who.get("client") or ""
         name = self._keys.name_of_short(short)
@@ -279,49 +283,55 @@ class Server:
             came = map(self._carry_out, instructions)
             events.extend(event for event in came if event is not None)
 
-    def _carry_out(self, instruction: orders.CoordinatorInstruction) -> CoordinatorEvent | None:  # noqa: C901 - one branch per instruction
+    def _carry_out(self, instruction: coordinator_instructions.CoordinatorInstruction) -> CoordinatorEvent | None:  # noqa: C901 - one branch per instruction
         """Do something; return what came of it at once."""
         match instruction:
-            case orders.ToAgent():
+            case coordinator_instructions.ToAgent():
                 return self._say_to_agent(instruction)
-            case orders.ToClient():
+            case coordinator_instructions.ToClient():
                 self._say_to_client(instruction)
-            case orders.StartRequest():
+            case coordinator_instructions.StartRequest():
                 return self._host.start(instruction)
-            case orders.KeepState():
+            case coordinator_instructions.KeepState():
                 self._host.keep_state(instruction)
-            case orders.DropRequest():
+            case coordinator_instructions.DropRequest():
                 self._host.drop(instruction.request)
-            case orders.HostDeploy():
+            case coordinator_instructions.HostDeploy():
                 self._storage.loaded(instruction.epoch)
                 self._host.install(instruction)
-            case orders.HostRelease(epoch):
+            case coordinator_instructions.HostRelease(epoch):
                 self._storage.released(epoch)
                 self._host.release(epoch)
-            case orders.HostPings(peers):
+            case coordinator_instructions.HostPings(peers):
                 self._host.pings.allow(peers)
-            case orders.WriteChunk(identity, chunk):
+            case coordinator_instructions.WriteChunk(identity, chunk):
                 self._storing.add((identity, chunk.call))
                 self._uploads.submit(self._write, instruction)
-            case orders.StartPlanning() | orders.StartStandby():
+            case coordinator_instructions.StartPlanning() | coordinator_instructions.StartStandby():
                 self._planners.submit(instruction)
-            case orders.CancelPlanning(job):
+            case coordinator_instructions.CancelPlanning(job):
                 self._planners.cancel(job)
-            case orders.SaveModel() | orders.SaveProfile() | orders.RemoveProfile() | orders.SavePlan() | orders.ForgetPlan():
+            case (
+                coordinator_instructions.SaveModel()
+                | coordinator_instructions.SaveProfile()
+                | coordinator_instructions.RemoveProfile()
+                | coordinator_instructions.SavePlan()
+                | coordinator_instructions.ForgetPlan()
+            ):
                 self._storage.carry_out(instruction)
-            case orders.Compare():
+            case coordinator_instructions.Compare():
                 # Beside the requests: numpy may take long.
                 self._comparisons.submit(lambda: self._events.put(compared(instruction)))
-            case orders.ReadMachine():
+            case coordinator_instructions.ReadMachine():
                 self._comparisons.submit(self._read_machine)
-            case orders.Log():
+            case coordinator_instructions.Log():
                 known = {"node": instruction.node, "model": instruction.model, "epoch": instruction.epoch, "request": instruction.request}
                 _log.log(logging.WARNING if instruction.warns else logging.INFO, instruction.text, extra=known)
-            case orders.Audit():
+            case coordinator_instructions.Audit():
                 self._tell(instruction)
         return None
 
-    def _say_to_agent(self, say: orders.ToAgent) -> CoordinatorEvent | None:
+    def _say_to_agent(self, say: coordinator_instructions.ToAgent) -> CoordinatorEvent | None:
         if isinstance(say.message, Welcome) and not self._saw_agents:
             self._saw_agents = True
             self._storage.saw_agents()
@@ -334,7 +344,7 @@ class Server:
             return FromPeer(say.identity, DeploymentFailed(say.message.epoch, str(error)))
         return None
 
-    def _say_to_client(self, say: orders.ToClient) -> None:
+    def _say_to_client(self, say: coordinator_instructions.ToClient) -> None:
         message = say.message
         if isinstance(message, Greeting):
             message = replace(message, channel=self._control.channels.invite(say.identity))

@@ -70,20 +70,15 @@ def cluster(folder: Path, agent: str) -> Iterator[tuple[Path, Callable[[str], su
                 process.wait(20)
 
 
-def test_an_answer_that_takes_long_to_come_arrives(tmp_path: Path) -> None:
-    """The client cut its connection after 3 s in which no message was whole, and the answer came anew, for ever."""
-    with two_hosts(ADDRESSES, {HEAD: SLOW}), cluster(tmp_path, HEAD) as (log, ask):
-        began = time.monotonic()
-        done = ask(FAR)
-        assert done.stdout == "answered\n", done.stderr + log.read_text()
-        assert time.monotonic() - began > 8, "the link was not slow"
+@pytest.mark.parametrize(("agent", "asks"), [(HEAD, FAR), (FAR, HEAD)])
+def test_an_answer_that_takes_long_to_come_arrives(tmp_path: Path, agent: str, asks: str) -> None:
+    """A client cut its connection after 3 s in which no message was whole, and the answer came anew, for ever.
 
-
-def test_what_an_agent_sends_over_a_slow_link_has_not_stalled(tmp_path: Path) -> None:
-    """It was run again and again, and what came late behind it was taken for a wall: 54 s for what takes 8."""
-    with two_hosts(ADDRESSES, {FAR: SLOW}), cluster(tmp_path, FAR) as (log, ask):
+    What an agent sent was run again and again, and what came late behind it was taken for a wall: 54 s for what takes 8.
+    """
+    with two_hosts(ADDRESSES, {agent: SLOW}), cluster(tmp_path, agent) as (log, ask):
         began = time.monotonic()
-        done = ask(HEAD)
+        done = ask(asks)
         assert done.stdout == "answered\n", done.stderr + log.read_text()
         assert time.monotonic() - began > 8, "the link was not slow"
         assert "stalled" not in log.read_text()
