@@ -24,7 +24,7 @@ from bbgrap.bench import bench
 from bbgrap.cli.input_options import GivenInputs
 from bbgrap.cli.inputs import read_inputs
 from bbgrap.cli.models import find_model
-from bbgrap.cli.options import plan_options
+from bbgrap.cli.options import options_of
 from bbgrap.cli.output import print_json, print_table, say, step
 from bbgrap.errors import UsageError
 from bbgrap.planners.options import TRANSFER_TYPES, PlanOptions, TransferType
@@ -87,7 +87,7 @@ def parse_planner(text: str, transfer_dtype: TransferType = "exact") -> PlanOpti
     """
     rest, _, objective = text.strip().partition("/")
     name, _, split = rest.partition(":")
-    return plan_options(name, split or "rows", objective=objective or "latency", transfer_dtype=transfer_dtype)
+    return options_of(split or "rows", objective=objective or "latency", transfer_dtype=transfer_dtype)(name)
 
 
 def measure(coordinator: Reached, job: Job) -> dict[str, Any]:

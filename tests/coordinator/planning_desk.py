@@ -66,7 +66,7 @@ class Desk:
             self.planners.cancel(job)
             self.folders.remove(job)
         for queue_ in (self.planners.plans, self.planners.standbys):
-            while queue_._doomed:
+            while queue_._doomed or not queue_._lock._waiters:  # its thread has removed what it was at when it waits for the next job
                 time.sleep(0.01)
             queue_.start()
 

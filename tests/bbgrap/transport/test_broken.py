@@ -4,6 +4,7 @@ import contextlib
 import queue
 import socket
 import struct
+import threading
 import time
 
 import pytest
@@ -171,11 +172,12 @@ def test_a_few_messages_may_be_as_large_as_they_like():
 
 
 def test_a_slow_name_server_holds_up_nobody_else(monkeypatch):
-    real = name_resolver._find
+    real, ends = name_resolver._find, threading.Event()
 
     def slow(host, port, flags):
         if host == "slow.invalid" and not flags:
-            time.sleep(4)
+            ends.wait(10)
+            raise socket.gaierror("no such host")
         return real(host, port, flags)
 
     monkeypatch.setattr(name_resolver, "_find", slow)
@@ -191,6 +193,9 @@ def test_a_slow_name_server_holds_up_nobody_else(monkeypatch):
         assert address == "tcp://slow.invalid:1"
         assert "its name 'slow.invalid' is still being looked up" in reason
     target.close()
+    ends.set()
+    for thread in [thread for thread in threading.enumerate() if thread.name == "names"]:
+        thread.join(10)  # else it looks names up in the tests after this one
 
 
 def test_names_are_found_and_what_has_none_is_told_of():
