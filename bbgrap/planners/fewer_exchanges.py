@@ -21,6 +21,7 @@ from bbgrap.cluster import Cluster
 from bbgrap.costmodel.messages import NetworkModel
 from bbgrap.graph import Graph, Node
 from bbgrap.planners.bbgrap import plan_bbgrap
+from bbgrap.planners.earlier_exchanges import Prices, exchange_earlier
 from bbgrap.planners.halo_recomputation import cut_axis, note_needs, with_need
 from bbgrap.planners.options import PlanOptions
 from bbgrap.planners.pieces import Pieces
@@ -41,11 +42,14 @@ def plan_fewer_exchanges(graph: Graph, cluster: Cluster, options: PlanOptions, d
 def join_phases(pieces: Pieces, cluster: Cluster, tiles: Tiles) -> dict[str, tuple[Tile, ...]]:
     """Return tiles that overlap where computing twice takes less time than exchanging; those of a plan without exchanges are its own."""
     phases = _Phases(pieces, cluster, tiles)
+    earlier = exchange_earlier(pieces, tiles, phases.nodes, len(cluster.nodes), Prices(phases.seconds, phases.exchange_seconds))
+    if earlier != tiles:
+        phases = _Phases(pieces, cluster, earlier)
     best: list[tuple[float, int, Tiles]] = [(0.0, 0, {})]
     """Per number of phases: their least cost, where their last group begins, and the tiles of its nodes, and perhaps of others."""
     for stop in range(1, len(phases.nodes) + 1):
         best.append(_cheapest_end(phases, best, stop))
-    grown = dict(tiles)
+    grown = dict(earlier)
     stop = len(phases.nodes)
     while stop:
         _, start, found = best[stop]
@@ -193,12 +197,16 @@ class _Group:
 
     def _exchange_seconds(self) -> float:
         phases = self.phases
-        fetched, joined = [0] * len(self._extra), 0
+        fetched, joined = [dict[str, int]() for _ in self._extra], 0
         for node, operand in (each for operands in self._before.values() for each in operands):
-            itemsize = phases.graph.types[node.inputs[operand]].dtype.itemsize
+            value = node.inputs[operand]
+            itemsize = phases.graph.types[value].dtype.itemsize
             for tile, missing in zip(self.tiles[node.name], self._fetched(node, operand), strict=True):
                 if missing:
-                    fetched[tile.device] += missing * itemsize
+                    of = fetched[tile.device]
+                    of[value] = max(
+                        of.get(value, 0), missing * itemsize
+                    )  # of several that read it the one that reads most: it is sent once
                     read = phases.pieces.piece(node, tile)[0][operand]
                     joined = max(joined, 0 if read is None else read.size * itemsize)
-        return phases.exchange_seconds(fetched, joined)
+        return phases.exchange_seconds([sum(of.values()) for of in fetched], joined)

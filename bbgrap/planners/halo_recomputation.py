@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import MutableMapping, Sequence
 from dataclasses import replace
 
 from bbgrap.graph import Node
 from bbgrap.planners.plan import Tile
 from bbgrap.shapemap import IntervalSet, ShapeMap
+
+Needs = MutableMapping[tuple[str, int], ShapeMap]
+"""What devices read of values, by name and device."""
 
 
 def cut_axis(tiles: tuple[Tile, ...]) -> int | None:
@@ -17,7 +20,7 @@ def cut_axis(tiles: tuple[Tile, ...]) -> int | None:
     return cut.pop() if len(cut) == 1 and all(tile.part is None for tile in tiles) else None
 
 
-def note_needs(needs: dict[tuple[str, int], ShapeMap], node: Node, tile: Tile, reads: Sequence[ShapeMap | None]) -> None:
+def note_needs(needs: Needs, node: Node, tile: Tile, reads: Sequence[ShapeMap | None]) -> None:
     """Add what a tile of a node reads to what devices need of values, by name and device."""
     for name, read in zip(node.inputs, reads, strict=True):
         if read is not None and not read.is_empty:
