@@ -125,8 +125,9 @@ class Links:
 
         One that computes answers between two segments, one that is about to be taken for dead never, one whose network stalled meanwhile
         late, and one whose worker has just been started anew not at all. Each agent looks itself whom it reaches, before.
+        A new worker that loads what the lost one had may have been too busy to hear; it asks all of its peers itself at the end of a load.
         """
-        if any(end.back_at >= trial.began for end in (trial.member, *self.members.living([peer.name]))):
+        if trial.member.reloads or any(end.back_at >= trial.began for end in (trial.member, *self.members.living([peer.name]))):
             return False
         other = self.members.by_name.get(peer.name)
         if other is None:

@@ -109,6 +109,19 @@ def test_one_that_computes_was_not_reached_if_it_has_passed_from_one_segment_to_
     assert (frozenset("ab") in machine.links.apart) == apart
 
 
+@pytest.mark.parametrize("reloads", [True, False])
+def test_one_that_loads_again_what_its_lost_worker_had_is_no_witness(reloads):
+    """A new worker that hangs in its loads for a second has no answer of anybody: it was taken for one apart from the coordinator."""
+    wire = ready_wire("a", "b", options=PlanOptions(planner="rows"))
+    machine = wire.coordinator
+    (*_, told) = machine.faults.broken(None, "tcp://a:1", wire.now)
+    if reloads:
+        wire.say("a", m.WorkerLost("out of memory", 0, 0, m.EndedBy.MEMORY))
+    (peer,) = told.message.peers
+    wire.to_coordinator(ce.FromPeer(told.identity, m.LinksTried(told.message.trial, (peer.device,))))
+    assert (frozenset(("a", COORDINATOR)) in machine.links.apart) is not reloads
+
+
 def test_who_has_no_answer_while_both_load_is_planned_around():
     """Where a firewall dropped packets between two agents, the first call for a plan over both failed: trials meanwhile said nothing."""
     wire = joined_wire("a", "b", options=PlanOptions(planner="rows"))
