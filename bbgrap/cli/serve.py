@@ -97,6 +97,7 @@ def serve(
     states = _states(state or [])
     try:
         from bbgrap.serving.gateway import Gateway, Limits
+        from bbgrap.serving.repository import entries_of
         from bbgrap.serving.server import host_and_port, listen
         from bbgrap.transport.process import allow_many_descriptors
     except ImportError as error:
@@ -104,6 +105,8 @@ def serve(
         raise UsageError(f"serve: {package} is not installed: pip install 'bbgrap[serve]'") from None
     if grpc:
         host_and_port("--grpc", grpc)  # gRPC would take another port where there is none
+    if unknown := states.keys() - (known := entries_of(named, folder)).keys():
+        raise UsageError(f"--state {min(unknown)}: no model is called so; there are {', '.join(sorted(known)) or 'none'}")
     # Before agents are started, which write like this process.
     write_logs(log_format)
     logging.getLogger().setLevel(logging.WARNING)
@@ -111,14 +114,14 @@ def serve(
     limits = Limits(max_in_flight, max_body << 20, max_batch, batch_delay / 1e3)
     with (
         listen("--http", http) as listening,
+        _tracing(otlp, record_every) as tracing,
         where.open(agents, threads) as connection,
     ):
         for option, address in (("--http", http), ("--grpc", grpc)):
             if address and not address.startswith(("127.", "localhost:", "[::1]:")):
                 say(f"{option} {address}: whoever reaches it may use these models, and what is sent can be read on the network")
-        with _tracing(otlp, record_every) as tracing:
-            gateway = Gateway(connection, _repository(connection, named, folder, options, states, max_sequences), limits, tracing)
-            _run(gateway, listening, grpc, host or [], _own_names(http))
+        gateway = Gateway(connection, _repository(connection, named, folder, options, states, max_sequences), limits, tracing)
+        _run(gateway, listening, grpc, host or [], _own_names(http))
 
 
 def _named(texts: list[str]) -> dict[str, Path]:
@@ -178,7 +181,7 @@ def _tracing(otlp: str, every_s: float) -> Iterator[Tracing]:
     if not otlp:
         yield Tracing(every_s)
         return
-    if not otlp.startswith(("http://", "https://")):
+    if not otlp.startswith(("http://", "https://")) or not otlp.partition("//")[2]:
         raise UsageError(f"--otlp {otlp}: expected a URL, like http://127.0.0.1:4318/v1/traces")
     from bbgrap.observing.spans import Spans
 
@@ -197,10 +200,7 @@ def _repository(
     def load(entry: RepositoryEntry) -> ServedModel:
         return ServedModel.load(entry.name, entry.version, entry.path, connection, options, DEADLINE_S, states.get(entry.name), most)
 
-    repository = Repository(named, folder, load)
-    if unknown := states.keys() - repository.entries().keys():
-        raise UsageError(f"--state {min(unknown)}: no model is called so; there are {', '.join(sorted(repository.entries())) or 'none'}")
-    return repository
+    return Repository(named, folder, load)
 
 
 def _run(gateway: Gateway, listening: HttpListener, grpc: str, names: Collection[str], own_names: Collection[str]) -> None:

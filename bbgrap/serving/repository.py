@@ -35,7 +35,7 @@ class Repository:
 
     def __init__(self, named: Mapping[str, Path], folder: Path | None, load: Callable[[RepositoryEntry], ServedModel]) -> None:
         """Take models by name, a folder of further ones, and what loads one."""
-        self._named = {name: RepositoryEntry(name, "1", path) for name, path in named.items()}
+        self._named = named
         self._folder = folder
         self._load = load
         self.models: Mapping[str, ServedModel] = {}
@@ -46,16 +46,8 @@ class Repository:
         self._loading = threading.Lock()
 
     def entries(self) -> dict[str, RepositoryEntry]:
-        """Return what there is now, by name.
-
-        Raises:
-            ModelError: if the folder cannot be read.
-        """
-        try:
-            paths = [] if self._folder is None else sorted(self._folder.iterdir())
-        except OSError as error:  # a volume that is gone for a while
-            raise ModelError(f"the folder of models '{self._folder}' cannot be read: {error.strerror}") from None
-        return {entry.name: entry for path in paths for entry in _entries(path)} | self._named
+        """Return what there is now, as `entries_of` does."""
+        return entries_of(self._named, self._folder)
 
     def load_all(self) -> dict[str, str]:
         """Load every model; return why some of the folder could not be.
@@ -153,6 +145,20 @@ class Repository:
         reasons = {key: value for key, value in self._reasons.items() if key != name}
         self.models = models if model is None else {**models, name: model}
         self._reasons = reasons if model is not None else {**reasons, name: reason}
+
+
+def entries_of(named: Mapping[str, Path], folder: Path | None) -> dict[str, RepositoryEntry]:
+    """Return models that were named and those of a folder, by name.
+
+    Raises:
+        ModelError: if the folder cannot be read.
+    """
+    try:
+        paths = [] if folder is None else sorted(folder.iterdir())
+    except OSError as error:  # a volume that is gone for a while
+        raise ModelError(f"the folder of models '{folder}' cannot be read: {error.strerror}") from None
+    found = {entry.name: entry for path in paths for entry in _entries(path)}
+    return found | {name: RepositoryEntry(name, "1", path) for name, path in named.items()}
 
 
 def _entries(path: Path) -> list[RepositoryEntry]:

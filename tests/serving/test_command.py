@@ -32,6 +32,9 @@ def said(*words):
         (["{rows}", *PLACE], "which cluster?"),
         (["{rows}", "--state", "rows=x"], "state 'x': expected auto, or INPUT:OUTPUT,..."),
         (["{rows}", "--state", "rows", "--state", "rows=x:y"], "'rows' is there twice"),
+        (["{rows}", "--state", "other"], "--state other: no model is called so; there are rows"),
+        (["{rows}", *PLACE, "--otlp", "ftp://x"], "--otlp ftp://x: expected a URL"),
+        (["{rows}", *PLACE, "--otlp", "http://"], "--otlp http://: expected a URL"),
     ],
 )
 def test_what_cannot_be_served_is_one_line(models, monkeypatch, words, expected):
