@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,11 @@ from bbgrap.cli.options import OfflineCase, offline_cluster
 from bbgrap.cli.output import say, step
 from bbgrap.cluster.plausible import doubts
 from bbgrap.control.planned_variant import PlannedVariant
+from bbgrap.engine.growing_state import LENGTH, fit_growing, is_of_any_length
 from bbgrap.engine.load import load_graph
 from bbgrap.engine.prepare import fit
+from bbgrap.engine.reload import ReloadedModel
 from bbgrap.errors import UsageError
-from bbgrap.graph import Graph
 from bbgrap.graph.onnx_read import read_model
 from bbgrap.graph.onnx_shapes import defaults_of
 from bbgrap.graph.state import with_state
@@ -69,23 +71,30 @@ def plans_offline(model: str, asked: Sequence[PlanOptions], case: OfflineCase, s
     path = find_model(model)
     inputs = read_inputs(path, case.inputs)
     with step("loading for these shapes"):
-        graph = _with_state_of(state, path, inputs.shapes, model) if state else load_graph(path, inputs.shapes)
+        fitted = _fit_of(state, path, inputs.shapes, model) if state else partial(fit, load_graph(path, inputs.shapes))
+    if fitted.func is fit_growing:
+        say(f"its state grows: what is planned takes requests of any length, what is predicted is one word after {LENGTH}")
     for options, cluster in zip(asked, clusters, strict=True):
         by = f" by '{options.planner}'" if len(asked) > 1 else ""
         with step(f"planning over {len(cluster.nodes)} nodes{by}"):
             few = len(inputs.tensors) == len(inputs.shapes) and have_few_values(list(inputs.tensors.values()))
-            forecast, variant = fit(graph, cluster, replace(options, input_values="few") if few else options)
+            forecast, variant = fitted(cluster, replace(options, input_values="few") if few else options)
         yield _planned(model, path, inputs, forecast, variant)
 
 
-def _with_state_of(state: str, path: Path, shapes: Mapping[str, tuple[int, ...]], model: str) -> Graph:
+def _fit_of(state: str, path: Path, shapes: Mapping[str, tuple[int, ...]], model: str) -> partial[tuple[Forecast, PlannedVariant]]:
+    """Return what plans a model with state, as a cluster does."""
     said = StateText.parse(state)
     if said.shapes:
         raise UsageError(f"--state {state}: shapes are told with --input NAME=SHAPE here")
     file = read_model(path)
     pairs = dict(pairs_of(said.state, Signature.of(file), model))
     defaults = {name: array.shape for name, array in defaults_of(file, pairs).items()}
-    return with_state(load_graph(path, {**defaults, **shapes}), pairs)
+    loaded = ReloadedModel(path, pairs)
+    graph = with_state(loaded.graph(path, {**defaults, **shapes}), pairs)
+    if not is_of_any_length(graph, loaded.declared):
+        return partial(fit, graph)
+    return partial(fit_growing, graph, loaded.open_graph, loaded.declared)
 
 
 def _planned(model: str, path: Path, inputs: ModelInputs, forecast: Forecast, variant: PlannedVariant) -> OfflinePlan:

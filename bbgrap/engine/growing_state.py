@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
+from bbgrap.auto.forecast import Forecast
 from bbgrap.cluster import Cluster
 from bbgrap.compiler.build import StateLayout
 from bbgrap.compiler.compile import compile_plan
@@ -16,6 +17,7 @@ from bbgrap.compiler.export import export
 from bbgrap.compiler.passes.state import layout_of
 from bbgrap.compiler.segments import Slices
 from bbgrap.compiler.sequences import for_sequences
+from bbgrap.control.planned_variant import PlannedVariant
 from bbgrap.engine.prepare import PreparedVariant, fit
 from bbgrap.errors import BbgrapError, PlanError
 from bbgrap.graph import Graph
@@ -49,10 +51,18 @@ def is_of_any_length(graph: Graph, declared: DeclaredSizes) -> bool:
 
 
 def prepare_growing(first: Graph, load: LoadGraph, declared: DeclaredSizes, cluster: Cluster, options: PlanOptions) -> PreparedVariant:
-    """Return the way to run a model whose state grows, with requests of any length; `first` is one of them.
+    """Return the way to run a model whose state grows, with requests of any length, as `fit_growing` plans it."""
+    forecast, planned = fit_growing(first, load, declared, cluster, options)
+    return planned, forecast.compiled.plan
+
+
+def fit_growing(
+    first: Graph, load: LoadGraph, declared: DeclaredSizes, cluster: Cluster, options: PlanOptions
+) -> tuple[Forecast, PlannedVariant]:
+    """Plan a model whose state grows, for requests of any length; `first` is one of them, the forecast is of one after `LENGTH` words.
 
     Raises:
-        PlanError: if there is none, or what it ships is not the same for two lengths: then sequences stay on nodes that have
+        PlanError: if there is no plan, or what it ships is not the same for two lengths: then sequences stay on nodes that have
             the model whole.
     """
     batch = of_batch(declared, {name: first.types[name].known_shape for name in first.inputs}, _moving(first))
@@ -72,15 +82,15 @@ def _moving(first: Graph) -> tuple[str, ...]:
 
 def _with_fixed(
     first: Graph, load: LoadGraph, declared: DeclaredSizes, cluster: Cluster, options: PlanOptions, fixed: frozenset[str]
-) -> PreparedVariant:
+) -> tuple[Forecast, PlannedVariant]:
     """Prepare it where axes of these symbols, too, are as long in all requests as in the first one."""
     graph, longer = _of_several_lengths(first, load, declared, fixed)
     refused: list[str] = []
     for planner in dict.fromkeys((options.planner, UNCUTTING)):
         try:
-            planned, plan = _made(graph, longer, cluster, replace(options, planner=planner))
+            forecast, planned = _made(graph, longer, cluster, replace(options, planner=planner))
             changed = [*refused, *planned.report["changed"]]
-            return replace(planned, report={**planned.report, "changed": changed}), plan
+            return forecast, replace(planned, report={**planned.report, "changed": changed})
         except PlanError as error:
             refused.append(f"{planner}: {error}")
     raise PlanError(f"model '{first.name}': its state grows, and no plan leaves that whole: {'; '.join(refused)}")
@@ -117,7 +127,7 @@ def _opened(first: Graph, load: LoadGraph, declared: DeclaredSizes, total: str |
     return with_growth(graph, longer, short), with_growth(longer, graph, short)
 
 
-def _made(graph: Graph, longer: Graph, cluster: Cluster, options: PlanOptions) -> PreparedVariant:
+def _made(graph: Graph, longer: Graph, cluster: Cluster, options: PlanOptions) -> tuple[Forecast, PlannedVariant]:
     forecast, planned = fit(graph, cluster, options)
     plan, dictionaries = forecast.compiled.plan, forecast.compiled.optimized.dictionary_devices
 
@@ -134,7 +144,7 @@ def _made(graph: Graph, longer: Graph, cluster: Cluster, options: PlanOptions) -
     again = opened(other, described)
     if for_sequences(export(opened(other, described, layout_of(again)), cut), export(again, cut)) != shipped:
         raise PlanError(f"model '{graph.name}': as it is cut, its program depends on how long its state is")
-    return replace(planned, artifacts=shipped), plan
+    return forecast, replace(planned, artifacts=shipped)
 
 
 def _shapes(

@@ -171,6 +171,18 @@ def test_shapes_of_free_inputs(run, run_json, two_inputs):
     assert "input 'c': the model has no such input, it has a, b" in wrong.stderr
 
 
+def test_a_state_that_grows_is_planned_as_a_cluster_plans_it(run):
+    """It was planned for one length only, and cut along it: a cluster refuses that and divides the weights."""
+    shapes = {"input_ids": "1x1", "position_ids": "1x1", "attention_mask": "1x17"}
+    shapes |= {f"past_key_values.{layer}.{part}": "1x4x16x16" for layer in range(2) for part in ("key", "value")}
+    inputs = [word for name, shape in shapes.items() for word in ("--input", f"{name}={shape}")]
+    done = run("plan", "zoo:tiny-decoder", "--agents", 2, "--planner", "bbgrap", "--state", "auto", "--json", *inputs)
+    optimized = json.loads(done.stdout)["optimized"]
+    assert (optimized["transfers"], optimized["bytes"]) == (10, 2820)
+    assert "what is predicted is one word after 64" in done.stderr
+    assert "'attention_mask' is cut along axis 1, whose size changes between requests" in done.stderr.replace("\n", " ")
+
+
 def test_state_stays_on_the_nodes_and_is_counted(run, run_json):
     words = ("plan", "zoo:voice", "--agents", 2, "--planner", "bbgrap", "--split", "channels")
     plain, report = run_json(*words), run_json(*words, "--state", "state:stateN")
