@@ -67,7 +67,7 @@ class LocalCluster(OwnCluster):
         self._threads = threads
         self._host = host
         self._cache_dir = cache_dir
-        self.logs = folder_of(self, "bbgrap-")
+        self.logs = folder_of(self, "bbgrap-local-")
         cores = _cores_to_give()
         self._cores: dict[str, list[int]] = {}
         self._free_cores = cores if pin and len(cores) >= agents * threads else []

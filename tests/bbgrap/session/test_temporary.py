@@ -68,6 +68,22 @@ def test_a_fork_child_leaves_it_alone(monkeypatch):
     folder.rmdir()
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="nothing is locked there")
+def test_what_a_killed_process_has_left_goes_with_the_next_folder(tmp_path, monkeypatch):
+    """Each killed client left its model in the folder for temporary files, for ever."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    code = "import os; from bbgrap.session.temporary import folder_of; folder_of(os, 'bbgrap-test-'); os.kill(os.getpid(), 9)"
+    subprocess.run([sys.executable, "-c", code], env={**os.environ, "TMPDIR": str(tmp_path)}, check=False)
+    (left,) = tmp_path.iterdir()
+    lives, new = Owner(), Owner()
+    used = folder_of(lives, "bbgrap-test-")
+    assert left.exists(), "it may just be about to be locked"
+    for folder in (left, used):
+        os.utime(folder, (0, 0))
+    made = folder_of(new, "bbgrap-test-")
+    assert set(tmp_path.iterdir()) == {used, made}
+
+
 def test_without_a_place_for_temporary_files_it_is_said_what_to_set(monkeypatch):
     monkeypatch.setattr(tempfile, "_candidate_tempdir_list", lambda: ["/dev/null"])  # as Python finds it in a read-only container
     monkeypatch.setattr(tempfile, "tempdir", None)
