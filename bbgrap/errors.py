@@ -7,9 +7,15 @@ of the command line (see `docs/reference/commands.md`). What a session raises is
 
 
 class BbgrapError(Exception):
-    """Base of all errors that a user can cause or must see; everything else is a bug."""
+    """Base of all errors that a user can cause or must see; everything else is a bug.
+
+    What to do about it in Python is the second argument, if there is one: the message ends with it, but for clients of a server.
+    """
 
     exit_code = 1
+
+    def __str__(self) -> str:
+        return "; ".join(map(str, self.args))
 
 
 class ModelError(BbgrapError):

@@ -146,7 +146,7 @@ def check_tensor(item: ModelInput, array: Array) -> None:
     pairs = zip(item.shape, array.shape, strict=False)
     if len(item.shape) != array.ndim or any(isinstance(size, int) and size != have for size, have in pairs):
         how = how_to_fit(item.shape, array.shape)
-        raise InputError(f"input '{item.name}': expected shape {shape_text(item.shape)}, got {shape_text(array.shape)}{how}")
+        raise InputError(f"input '{item.name}': expected shape {shape_text(item.shape)}, got {shape_text(array.shape)}", *how)
 
 
 def _check_is_array(item: ModelInput) -> None:

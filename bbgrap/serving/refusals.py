@@ -66,4 +66,4 @@ def refusal_of(error: Exception) -> RefusedError:
         case _:
             _log.error("a request failed unexpectedly", exc_info=error)
             return RefusedError(Refusal.FAILED, f"unexpected {type(error).__name__}; the server's log has more")
-    return RefusedError(kind, str(error))
+    return RefusedError(kind, str((*error.args, "")[0]))  # clients may speak other languages than Python

@@ -73,13 +73,13 @@ class NodeArg:
         return f"np.zeros({shape}, {kind})"
 
 
-def how_to_fit(expected: Sequence[int | str | None], got: Sequence[int]) -> str:
-    """Return what would make an array fit, as the end of a message: one more axis, or colours elsewhere. Empty if nothing simple does."""
+def how_to_fit(expected: Sequence[int | str | None], got: Sequence[int]) -> list[str]:
+    """Return what would make an array fit, in Python: one more axis, or colours elsewhere. Empty if nothing simple does."""
     ways = {"[np.newaxis] adds the first axis": (1, *got)}
     if len(got) == 4:
         orders = (0, 3, 1, 2), (0, 2, 3, 1)
         ways = {f".transpose{order} moves the colours": tuple(got[axis] for axis in order) for order in orders}
-    return next((f"; {text}" for text, shape in ways.items() if _agree(expected, shape)), "")
+    return [text for text, shape in ways.items() if _agree(expected, shape)][:1]
 
 
 def _agree(declared: Sequence[int | str | None], shape: Sequence[int]) -> bool:
@@ -144,8 +144,8 @@ class Signature:
             expected = ", ".join(f"'{arg.name}' {arg.declared}" for arg in self.inputs)
             got = ", ".join(f"'{name}'" for name in feed) or "none"
             examples = [f"'{arg.name}': {arg.example}" for arg in self.inputs if arg.name in missing and arg.dtype is not DType.OTHER]
-            example = f"; for example {{{', '.join(examples[:3])}}}" if examples else ""
-            fault = InputError(f"inputs: expected {expected}, got {got}{example}")
+            example = [f"for example {{{', '.join(examples[:3])}}}"] if examples else []
+            fault = InputError(f"inputs: expected {expected}, got {got}", *example)
             raise as_also(fault, ValueError) if missing else fault
         sizes: dict[str, int] = {}
         return [
@@ -204,13 +204,14 @@ def _checked(arg: NodeArg, value: Any, sizes: dict[str, int]) -> Array:  # noqa:
     if array.dtype != expected and not (arg.dtype is DType.STRING and array.dtype.kind in "OUST"):
         kind = "object" if arg.dtype is DType.STRING else f"np.{expected}"
         raise InputError(
-            f"input '{arg.name}': expected {arg.declared}, got {array.dtype}{list(array.shape)}; convert it with .astype({kind})"
+            f"input '{arg.name}': expected {arg.declared}, got {array.dtype}{list(array.shape)}", f"convert it with .astype({kind})"
         )
     sizes.update({dim: size for dim, size in zip(arg.shape, array.shape, strict=False) if isinstance(dim, str) and dim not in sizes})
     if not _fits(arg, array.shape):
         also = "".join(f" with {name} = {size}" for name, size in sizes.items() if name in arg.shape)
         raise InputError(
-            f"input '{arg.name}': expected {arg.declared}{also}, got {array.dtype}{list(array.shape)}{how_to_fit(arg.shape, array.shape)}"
+            f"input '{arg.name}': expected {arg.declared}{also}, got {array.dtype}{list(array.shape)}",
+            *how_to_fit(arg.shape, array.shape),
         )
     return array
 

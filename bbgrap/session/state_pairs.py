@@ -215,11 +215,12 @@ def _empty(arg: NodeArg, output: NodeArg, sizes: Mapping[str, int]) -> Array:
             shape.append(0)
         else:
             raise UsageError(
-                f"state '{arg.name}' {arg.declared}: how long its axis {axis} is, nobody says; give it: sequence(initial={{...}}), "
-                f"or prepare({{'{arg.name}': shape, ...}})"
+                f"state '{arg.name}' {arg.declared}: how long its axis {axis} is, nobody says (to a server: --state MODEL=IN:OUT:SHAPE)",
+                f"give it: sequence(initial={{...}}), or prepare({{'{arg.name}': shape, ...}})",
             )
     if not arg.has_rank:
         raise UsageError(
-            f"state '{arg.name}': the model does not say its shape; give it: sequence(initial={{...}}), or prepare({{'{arg.name}': ...}})"
+            f"state '{arg.name}': the model does not say its shape (to a server: --state MODEL=IN:OUT:SHAPE)",
+            f"give it: sequence(initial={{...}}), or prepare({{'{arg.name}': ...}})",
         )
     return np.zeros(shape, arg.dtype.numpy if arg.code is None else array_of_content(arg.code, (0,), b"").dtype)

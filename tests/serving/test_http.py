@@ -168,6 +168,7 @@ def x_input(**more):
 def test_a_wrong_request_is_told_what_is_wrong(http, said, expected):
     status, answer = http.json("POST", "/v2/models/rows/infer", said)
     assert (status, expected in answer["error"]) == (400, True), answer
+    assert "np." not in answer["error"], "clients are told what is wrong, not how to mend it in Python"
 
 
 @pytest.mark.parametrize(
