@@ -69,6 +69,8 @@ class _Group(SettingsGroup):
                 say(remark)
             return super().invoke(ctx)
         except Exception as error:  # whatever it is, people get a line, and a traceback with --debug
+            if isinstance(error.__cause__, KeyboardInterrupt | SystemExit):
+                raise error.__cause__ from None  # a signal came while a compiled package began, which makes an ImportError of it
             verdict = None if ctx.params["debug"] else _verdict(error)
             if verdict is None:
                 raise

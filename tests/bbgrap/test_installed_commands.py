@@ -41,6 +41,28 @@ def test_an_interrupt_while_a_command_is_imported_ends_it_in_silence(command):
     assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "", "")
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="there is no such timer there")
+def test_an_interrupt_while_onnxruntime_begins_is_no_fault():
+    """Its compiled part makes an `ImportError` of it: of most interrupts in that second the command said that it was a fault of bbgrap."""
+    code = """if True:
+        import signal, sys
+
+        class Interrupting:
+            def find_spec(self, name, path, target=None):
+                if name == "onnxruntime":
+                    signal.setitimer(signal.ITIMER_REAL, 0.02)
+
+        signal.signal(signal.SIGALRM, signal.default_int_handler)
+        import numpy
+        sys.meta_path.insert(0, Interrupting())
+        sys.argv = ["a", "plan", "zoo:vgg16"]
+        from bbgrap.installed_commands import bbgrap
+        bbgrap()
+    """
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, "fault" in done.stderr) == (130, False), done.stderr
+
+
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_command_that_was_started_to_ignore_interrupts_does(command):
     done = interrupted(command, handler="SIG_IGN")
