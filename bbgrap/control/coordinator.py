@@ -222,7 +222,7 @@ class CoordinatorMachine:
         self.statistics.gone.pop(member.name, None)
         return [
             self.members.welcome(member, keep),
-            Log(f"agent '{join.name}' joined; {len(self.members.by_name)} are there", event="joined", node=join.name),
+            Log(f"agent '{join.name}' joined; agents: {len(self.members.by_name)}", event="joined", node=join.name),
             *self.members.other_versions(join),
             *self.members.overstated_memory(member),
             Audit("joined", peer_of(identity, join.name), {"address": join.data_address, "version": join.version}),
@@ -310,7 +310,7 @@ class CoordinatorMachine:
         self.blame.forget(member)
         variants = self.loading.part(member, now)
         return [
-            Log(f"agent '{member.name}' {verb}; {len(self.members.by_name)} are there", event=how, node=member.name),
+            Log(f"agent '{member.name}' {verb}; agents: {len(self.members.by_name)}", event=how, node=member.name),
             Audit(how, peer_of(member.identity, member.name)),
             *self.recovery.lose_agent(member, variants),
             *self.profiling.lost(member, now),

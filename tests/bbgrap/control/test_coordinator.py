@@ -100,12 +100,12 @@ def test_exact_instructions_of_a_loss():
     welcome, told, *_ = coordinator.handle(ce.FromPeer(b"1", introduction("a")), 0.0)
     assert (welcome, told) == (
         coordinator_instructions.ToAgent(b"1", m.Welcome(2, 0.1, 0.6, (), 1)),
-        coordinator_instructions.Log("agent 'a' joined; 1 are there", event="joined", node="a"),
+        coordinator_instructions.Log("agent 'a' joined; agents: 1", event="joined", node="a"),
     )
     assert coordinator.handle(ce.Tick(), 0.1)[0] == coordinator_instructions.ToAgent(b"1", m.Measure(1))  # nothing else goes on
     assert coordinator.handle(ce.Tick(), 0.6) == []
     assert coordinator.handle(ce.Tick(), 0.7) == [
-        coordinator_instructions.Log("agent 'a' was lost; 0 are there", event="lost", node="a"),
+        coordinator_instructions.Log("agent 'a' was lost; agents: 0", event="lost", node="a"),
         coordinator_instructions.Audit("lost", {"agent": "a", "id": "31"}),
         coordinator_instructions.Log(
             "in the background: agent 'a' was lost before it was measured; the next try is in 30 s",
@@ -118,7 +118,7 @@ def test_exact_instructions_of_a_loss():
     # The same process was silent for 0.9 s, and may be for twice as long.
     assert welcome == coordinator_instructions.ToAgent(b"1", m.Welcome(3, 0.1, 1.8, (), 2))
     left, *_ = coordinator.handle(ce.FromPeer(b"1", m.Leave("SIGTERM")), 1.0)
-    assert left == coordinator_instructions.Log("agent 'a' left (SIGTERM); 0 are there", event="left", node="a")
+    assert left == coordinator_instructions.Log("agent 'a' left (SIGTERM); agents: 0", event="left", node="a")
 
 
 def test_refusals_are_readable():

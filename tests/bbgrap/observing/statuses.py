@@ -75,7 +75,7 @@ STATUS = s.Status(
     (s.LinkStatus("left", "right", 117.5e6, 2e-4, is_up=True), s.LinkStatus("right", "coordinator", 0.0, 0.0, is_up=False)),
     (MODEL,),
     (s.ExchangeStatus("left", "right", 305_152),),
-    (s.ClusterEvent(1, NOW - 60, "joined", "agent 'left' joined; 1 are there", "left"),),
+    (s.ClusterEvent(1, NOW - 60, "joined", "agent 'left' joined; agents: 1", "left"),),
 )
 
 

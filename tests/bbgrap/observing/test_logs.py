@@ -138,7 +138,7 @@ def test_processes_write_nothing_but_objects(tmp_path):
     theirs, ours = ([json.loads(line) for line in end.splitlines()] for end in ends)
     assert all({"time", "level", "logger", "message"} <= line.keys() for line in (*theirs, *ours))
     assert {line["node"] for line in theirs} == {"left"}
-    (joined,) = [line for line in ours if line["message"] == "agent 'left' joined; 1 are there"]
+    (joined,) = [line for line in ours if line["message"] == "agent 'left' joined; agents: 1"]
     assert joined["node"] == "left"
 
 
