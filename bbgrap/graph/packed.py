@@ -4,6 +4,7 @@
 - Scales and zero points of a product of few bits get a row for every column of the product: [N * blocks] becomes [N, blocks].
 - Weights of less than a byte, which no numpy array holds, get one for each number where they are dequantized: the numbers are the same.
 - So do numbers that are rounded to less than a byte, and cut off beyond the ends of that, where all who read them dequantize them.
+- Tables of four bits that words are looked up in have two numbers in a byte.
 - Weights of float8, which none holds either, are in float16, and become floats by a cast and a product: the numbers are the same, too.
 """
 
@@ -77,6 +78,35 @@ def _few_bits_in_bytes(writer: Rewriter, node: Node) -> bool:
         return False
     writer.nodes.append(replace(node, inputs=tuple(_wide(writer, name) if name in narrow else name for name in node.inputs)))
     return True
+
+
+def _table_in_bytes(writer: Rewriter, node: Node) -> bool:
+    """Let a lookup in rows of four bits read bytes of two numbers each, as onnxruntime also takes them: counted from 8 if nothing is said.
+
+    Numbers without a sign are counted from 0 then, so they stay.
+    """
+    packed, weights = {name for name in (*node.inputs[:1], *node.inputs[3:]) if name}, writer.source.weights
+    kinds = {_kind_of(writer.source, name) for name in packed} if node.op == "GatherBlockQuantized" else set()
+    if kinds != {"int4"} and (kinds != {"uint4"} or len(packed) != 2):
+        return False
+    shape = weights[node.inputs[0]].type.known_shape
+    if shape[-1] % 2 or node.attributes.get("gather_axis", 0) or node.attributes.get("quantize_axis", 1) not in {-1, len(shape) - 1}:
+        return False
+    inputs = tuple(_in_twos(writer, name) if name in packed else name for name in node.inputs)
+    writer.nodes.append(replace(node, inputs=inputs, attributes={**node.attributes, "bits": 4}))
+    return True
+
+
+def _in_twos(writer: Rewriter, name: str) -> str:
+    """Return the name of a weight's numbers of four bits in bytes of two, the first in the lower half; signed ones from 0 on."""
+
+    def pack(array: Array) -> Array:
+        numbers = (array.astype(np.int8) + 8 * (array.dtype.name == "int4")).astype(np.uint8)
+        even = np.pad(numbers, [(0, 0)] * (numbers.ndim - 1) + [(0, numbers.shape[-1] % 2)])
+        packed: Array = even[..., ::2] | even[..., 1::2] << 4
+        return packed
+
+    return writer.derived(name, "in bytes of two", pack, DType.UINT8)
 
 
 def _rounded_in_bytes(writer: Rewriter, node: Node) -> bool:
@@ -158,5 +188,5 @@ def _kind_of(graph: Graph, name: str) -> str:
     return graph.weights[name].array.dtype.name if name in graph.weights else ""
 
 
-PACKED = (_unpack_queries, _scales_in_rows, _rounded_in_bytes, _few_bits_in_bytes, _float8_in_float16)
+PACKED = (_unpack_queries, _scales_in_rows, _rounded_in_bytes, _few_bits_in_bytes, _table_in_bytes, _float8_in_float16)
 """Rules for a `Rewriter`."""

@@ -139,3 +139,27 @@ def test_what_is_rounded_to_less_than_a_byte_is_divided(kind, split, tmp_path: P
     path = tmp_path / "model.onnx"
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10), path)
     check_products(path, random.standard_normal((1, 12, 8)).astype(np.float32), split, kind)
+
+
+@pytest.mark.parametrize(("kind", "blocks"), [("int4", 2), ("uint4", 3), ("int4 without zero points", 2)])
+def test_what_is_looked_up_in_a_table_of_four_bits_is_divided(kind: str, blocks: int, tmp_path: Path) -> None:
+    """As onnxruntime's quantizer of `Gather` writes it."""
+    random, of_bits = np.random.default_rng(6), kind.split()[0]
+    low, high = (0, 16) if of_bits == "uint4" else (-8, 8)
+    weights = {
+        "table": random.integers(low, high, (40, 16 * blocks)).astype(of_bits),
+        "steps": random.uniform(0.1, 0.2, (40, blocks)).astype(np.float32),
+    }
+    if of_bits == kind:
+        weights["zeros"] = random.integers(low, high, (40, blocks)).astype(of_bits)
+    inputs = ["table", "x", *list(weights)[1:]]
+    lookup = helper.make_node("GatherBlockQuantized", inputs, ["z"], domain="com.microsoft", gather_axis=0, quantize_axis=1, block_size=16)
+    nodes = [lookup, helper.make_node("Relu", ["z"], ["y"])]
+    given = [helper.make_tensor_value_info("x", TensorProto.INT64, [1, 30]), *(helper.make_tensor_value_info(n, F, None) for n in "yz")]
+    stored = [numpy_helper.from_array(array, name) for name, array in weights.items()]
+    path = tmp_path / "model.onnx"
+    imports = [helper.make_opsetid("", 21), helper.make_opsetid("com.microsoft", 1)]
+    graph = helper.make_graph(nodes, "g", given[:1], given[1:], stored)
+    onnx.save(helper.make_model(graph, opset_imports=imports, ir_version=10), path)
+    check_products(path, random.integers(-40, 40, (1, 30)), "rows", kind)
+    assert sum(weight.type.nbytes for weight in load_graph(path, {}).weights.values()) <= 40 * blocks * 13
