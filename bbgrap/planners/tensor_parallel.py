@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 from bbgrap.cluster import Cluster
@@ -39,7 +39,7 @@ from bbgrap.planners.plan import Tile, Tiles, whole_output
 from bbgrap.planners.shares import split_by_shares, strongest
 from bbgrap.shapemap import Interval, IntervalSet, ShapeMap, covers
 from bbgrap.tdl import Description, Descriptions, Part, can_make, granularity, input_regions, is_elementwise
-from bbgrap.tdl.language import Index
+from bbgrap.tdl.language import All, Index, indices_in
 from bbgrap.tdl.work import LOOKUPS
 
 
@@ -126,11 +126,22 @@ class _TensorParallel:
         """Return the operands that are cut, the largest first."""
         found = []
         for number, name in operands_by_size(self.graph, node):
-            producer = self.graph.producers.get(name)
-            role = None if producer is None or producer.first_output != name else self.roles.get(producer.name)
-            if isinstance(role, _Inside):
+            role = self._cut_of(name)
+            if role is not None:
                 found.append((number, role))
         return found
+
+    def _cut_of(self, name: str) -> _Inside | None:
+        """Return how a value is cut; further outputs are along the axis that goes with that of the first one, as caches by heads."""
+        producer = self.graph.producers.get(name)
+        role = None if producer is None else self.roles.get(producer.name)
+        if producer is None or not isinstance(role, _Inside) or name == producer.first_output:
+            return role if isinstance(role, _Inside) else None
+        description = self.descriptions[producer.name]
+        assert description is not None, "what has a role is described"
+        cut, places = description.outputs[role.axis].name, description.extra[producer.outputs.index(name) - 1]
+        axes = [axis for axis, place in enumerate(places) if not isinstance(place, All) and cut in {i.name for i in indices_in(place)}]
+        return replace(role, axis=axes[0]) if len(axes) == 1 else None
 
     def _role(self, node: Node, description: Description) -> _Role | None:
         operands = self._cut_operands(node)
