@@ -7,10 +7,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bbgrap.cluster import Cluster
 from bbgrap.graph import Graph
-from bbgrap.graph.divided_attention import with_attention_apart
+from bbgrap.graph.divided_attention import _ORDER, with_attention_apart
 from bbgrap.graph.types import DType, Node, TensorType
 from bbgrap.graph.weights import make_weight
+from bbgrap.planners.bbgrap import all_descriptions
+from bbgrap.planners.options import PlanOptions
+from bbgrap.planners.registry import make_plan
 from tests.partition import plain_outputs
 
 MICROSOFT = "com.microsoft"
@@ -66,6 +70,43 @@ def test_it_answers_as_the_first_form(data: st.DataObject) -> None:
         assert with_attention_apart(graph, {"attention"}) is graph
 
 
+def with_past(graph: Graph, length: int) -> Graph:
+    """The same graph with keys and values of earlier words; what it answers of all words is its second output."""
+    (node,), (batch, words, _) = (graph.nodes[-1],), graph.types["x"].known_shape
+    heads, place = node.attributes["num_heads"], _ORDER[node.op].index("past")
+    inputs = (*(*node.inputs, *[""] * place)[:place], "past", *node.inputs[place + 1 :])
+    kinds = {"past": TensorType(DType.FLOAT, (2, batch, heads, length, 8))}
+    kinds |= {"present": TensorType(DType.FLOAT, (2, batch, heads, length + words, 8))}
+    nodes = (*graph.nodes[:-1], replace(node, inputs=inputs, outputs=("y", "present")))
+    return replace(graph, nodes=nodes, inputs=(*graph.inputs, "past"), outputs=("y", "present"), types={**graph.types, **kinds})
+
+
+@pytest.mark.parametrize("length", [0, 5])
+@pytest.mark.parametrize("form", ["plain", "unidirectional", "masked", "of bytes"])
+def test_with_a_past_it_answers_with_the_same_bits(form: str, length: int) -> None:
+    mask = (2, length + 6) if form == "masked" else ()
+    said = {"unidirectional": int(form == "unidirectional")}
+    graph = with_past(quantized() if form == "of bytes" else fused(mask=mask, attributes=said), length)
+    apart = with_attention_apart(graph, {"attention"})
+    assert [node.op for node in apart.nodes[-4:]] == ["MultiHeadAttention", "Unsqueeze", "Unsqueeze", "Concat"]
+    random = np.random.default_rng(3)
+    feeds = [
+        random.standard_normal(graph.types[name].known_shape).astype(np.float32)
+        if name != "m"
+        else np.tile((np.arange(mask[1]) != 1).astype(np.int32), (2, 1))
+        for name in graph.inputs
+    ]
+    for mine, expected in zip(plain_outputs(apart, feeds), plain_outputs(graph, feeds), strict=True):
+        np.testing.assert_array_equal(mine, expected)
+
+
+def test_tensor_parallelism_keeps_what_answers_of_all_words_where_their_heads_are() -> None:
+    graph = with_attention_apart(with_past(fused(), 5), ())
+    tiles = make_plan(graph, Cluster.even(2), PlanOptions("tensor-parallel"), all_descriptions(graph)).tiles
+    (joined,) = (node for node in graph.nodes if node.op == "Concat")
+    assert [(tile.device, str(tile.region.axes[2])) for tile in tiles[joined.name]] == [(0, "0:2"), (1, "2:4")]
+
+
 def quantized(*, mask=(), per_column=False, signed=True, unidirectional=0) -> Graph:
     """A graph of one attention of bytes, behind the quantizer of its input."""
     random, dtype = np.random.default_rng(3), np.int8 if signed else np.uint8
@@ -115,11 +156,21 @@ def test_of_bytes_it_answers_as_the_first_form(per_column: bool, signed: bool, u
         fused(mask=(8,)),
         fused(biased=False),
         fused(outputs=("y", "present")),
+        with_past(fused(mask=(2,)), 5),
         fused(attributes={"do_rotary": 1}),
         fused(attributes={"of a later version": 1}),
         replace(fused(), nodes=(replace(fused().nodes[0], domain=""),)),
     ],
-    ids=["begins and ends", "begins and ends of both", "no bias", "present", "rotary", "unknown attribute", "of the standard"],
+    ids=[
+        "begins and ends",
+        "begins and ends of both",
+        "no bias",
+        "present",
+        "ends with a past",
+        "rotary",
+        "unknown attribute",
+        "of the standard",
+    ],
 )
 def test_what_has_no_second_form(graph: Graph) -> None:
     assert with_attention_apart(graph, ()) is graph
