@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from bbgrap.cluster import Cluster
 from bbgrap.compiler.direct import build_direct
 from bbgrap.compiler.memory import program_bytes
-from bbgrap.compiler.passes import ChunkInputs
+from bbgrap.compiler.passes import ChunkInputs, OwnFirst
 from bbgrap.compiler.passes.chunks import Narrow
 from bbgrap.compiler.predict import Predictor
 from bbgrap.costmodel.clock import Busy, Post, is_in_a_row
@@ -114,7 +114,8 @@ class Evaluator:
         """Return the program of a plan, to be timed."""
         program = build_direct(Plan("auto", self.pieces.graph, self.cluster, tiles), self.pieces)
         direct = replace(program, transfers=self.transfers, dictionary_devices=self.dictionary_devices)
-        return ChunkInputs(self.predictor, self._narrow)(direct)
+        own = OwnFirst(self.predictor, self._narrow, self.pieces.descriptions)(direct)
+        return ChunkInputs(self.predictor, self._narrow)(own)
 
     def _per_request_s(self, program: Program, timeline: Timeline) -> float:
         """Return the seconds between two answers when requests never stop: what the busiest node, way or wire is busy with one of them.

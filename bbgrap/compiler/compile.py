@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from bbgrap.compiler.build import StateLayout, build_initial
-from bbgrap.compiler.passes import DEFAULT_PASSES, ChunkInputs, optimize
+from bbgrap.compiler.passes import DEFAULT_PASSES, ChunkInputs, OwnFirst, optimize
 from bbgrap.compiler.passes.chunks import narrower
 from bbgrap.compiler.passes.open_sizes import leave_sizes_open
 from bbgrap.compiler.passes.pipeline import Pass
@@ -61,5 +61,6 @@ def passes_of(plan: Plan, descriptions: Descriptions, *, instalments: bool = Tru
     """Return what the program of a plan goes through; arguments are those of `compile_plan`."""
     tailored, fused = DEFAULT_PASSES[:-1], DEFAULT_PASSES[-1:]
     opened = (leave_sizes_open,) if open_sizes else ()
-    early = (ChunkInputs(Predictor(plan.cluster), narrower(plan.graph, descriptions)),) if instalments and not open_sizes else ()
-    return (*tailored, *opened, *fused, *early)
+    predictor, narrow = Predictor(plan.cluster), narrower(plan.graph, descriptions)
+    sooner = (OwnFirst(predictor, narrow, descriptions), ChunkInputs(predictor, narrow)) if instalments and not open_sizes else ()
+    return (*tailored, *opened, *fused, *sooner)

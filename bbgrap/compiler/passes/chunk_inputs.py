@@ -104,7 +104,7 @@ class ChunkInputs:
             most = min(MOST, 1 + REPEATED_BYTES // weights if weights else MOST)
             for axis, extent in _axes(whole):
                 least = -(-extent // MOST)
-                first = derive(device, prefix, _part(whole, axis, 0, least), self.narrow)
+                first = derive(device, prefix.ops, prefix.target, _part(whole, axis, 0, least), self.narrow)
                 if first is None:
                     continue
                 (some_bytes, some_s), (all_bytes, all_s) = (self._costs(program, device, prefix, of) for of in (first, all_at_once))

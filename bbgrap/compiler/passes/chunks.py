@@ -72,14 +72,14 @@ class Derived:
     regions: Mapping[BufferId, ShapeMap]
 
 
-def derive(device: DeviceProgram, prefix: Prefix, region: ShapeMap, narrow: Narrow) -> Derived | None:
-    """Return what a region of a prefix's target takes; None if that cannot be told, or if a partial result is on the way.
+def derive(device: DeviceProgram, ops: Sequence[Op], target: BufferId, region: ShapeMap, narrow: Narrow) -> Derived | None:
+    """Return what a region of what `ops` make takes; None if that cannot be told, or if a partial result is on the way.
 
     A partial result is of a range of what its operation sums over, and narrowing knows regions only.
     """
-    wanted = {prefix.target: region}
+    wanted = {target: region}
     done: list[Op] = []
-    for op in reversed(prefix.ops):
+    for op in reversed(ops):
         match op:
             case Assemble(output=output, pieces=pieces) if output in wanted:
                 made = wanted[output]
@@ -104,6 +104,41 @@ def derive(device: DeviceProgram, prefix: Prefix, region: ShapeMap, narrow: Narr
             if read.is_empty or not device.buffers[buffer].region.issuperset(wanted[buffer]):
                 return None
     return Derived(tuple(reversed(done)), wanted)
+
+
+def write_out(
+    derived: Derived, buffers: dict[BufferId, Buffer], known: Mapping[BufferId, BufferId]
+) -> tuple[list[Op], dict[BufferId, BufferId]]:
+    """Return operations on buffers of their own, which are added to `buffers`, and what takes the place of which buffer.
+
+    `known` has what takes the place of what is there before; by default that is itself. A place may have more than is read of it.
+    """
+    ops: list[Op] = []
+    places = dict(known)
+    for op in derived.ops:
+        match op:
+            case Assemble(output=output, pieces=pieces):
+                places[output] = _new_buffer(buffers, output, derived.regions[output])
+                ops.append(Assemble(places[output], tuple(Piece(places.get(p.buffer, p.buffer), p.region) for p in pieces)))
+            case Apply(reads=operands, writes=(output,)):
+                reads: list[BufferId | None] = []
+                for buffer, read in zip(operands, op.local.reads, strict=True):
+                    here = None if buffer is None or read is None else places.get(buffer, buffer)
+                    if here is not None and read is not None and buffers[here].region != read:
+                        ops.append(Assemble(_new_buffer(buffers, here, read), (Piece(here, read),)))
+                        here = max(buffers)
+                    reads.append(here)
+                places[output] = _new_buffer(buffers, output, derived.regions[output])
+                ops.append(replace(op, reads=tuple(reads), writes=(places[output],)))
+            case _:
+                raise AssertionError(f"derived: {type(op).__name__}")
+    return ops, places
+
+
+def _new_buffer(buffers: dict[BufferId, Buffer], like: BufferId, region: ShapeMap) -> BufferId:
+    number = max(buffers, default=-1) + 1
+    buffers[number] = replace(buffers[like], region=region)
+    return number
 
 
 def narrower(graph: Graph, descriptions: Descriptions) -> Narrow:
@@ -136,7 +171,7 @@ def made_in_parts(program: Program, device: DeviceProgram, prefix: Prefix, parts
     """
     rewriter = _Rewriter(device, prefix, max(program.senders) + 1)
     for part in parts:
-        derived = derive(device, prefix, part, narrow)
+        derived = derive(device, prefix.ops, prefix.target, part, narrow)
         if derived is None:
             return None
         rewriter.add(derived, part)
@@ -172,25 +207,11 @@ class _Rewriter:
         self._receive(derived)
         ops: list[Op] = []
         numbers = {feed: feed for feed in self.device.feeds}  # state is there before the request
-        regions = {**derived.regions, **{feed: self.buffers[feed].region for feed in self.device.feeds}}
         for buffer, come in self.come.items():
             if buffer in derived.regions:
                 numbers[buffer] = self._gathered(buffer, come, derived.regions[buffer], ops)
-        for op in derived.ops:
-            match op:
-                case Assemble(output=output, pieces=pieces):
-                    numbers[output] = self._buffer(output, derived.regions[output])
-                    ops.append(Assemble(numbers[output], tuple(Piece(numbers[p.buffer], p.region) for p in pieces)))
-                case Apply(reads=operands, writes=(output,)):
-                    needed = zip(operands, op.local.reads, strict=True)
-                    reads = tuple(
-                        None if b is None or read is None else self._cropped(numbers[b], regions[b], read, ops) for b, read in needed
-                    )
-                    numbers[output] = self._buffer(output, derived.regions[output])
-                    ops.append(replace(op, reads=reads, writes=(numbers[output],)))
-                case _:
-                    raise AssertionError(f"derived: {type(op).__name__}")
-        self.steps.append(Compute(tuple(ops)))
+        made, numbers = write_out(derived, self.buffers, numbers)
+        self.steps.append(Compute((*ops, *made)))
         self.made.append(Piece(numbers[self.prefix.target], region))
 
     def finish(self) -> DeviceProgram:
@@ -224,14 +245,5 @@ class _Rewriter:
         ops.append(Assemble(number, pieces))
         return number
 
-    def _cropped(self, buffer: BufferId, held: ShapeMap, read: ShapeMap, ops: list[Op]) -> BufferId:
-        if held == read:
-            return buffer
-        number = self._buffer(buffer, read)
-        ops.append(Assemble(number, (Piece(buffer, read),)))
-        return number
-
     def _buffer(self, like: BufferId, region: ShapeMap) -> BufferId:
-        number = max(self.buffers, default=-1) + 1
-        self.buffers[number] = replace(self.buffers[like], region=region)
-        return number
+        return _new_buffer(self.buffers, like, region)

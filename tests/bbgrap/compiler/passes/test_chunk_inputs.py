@@ -85,7 +85,7 @@ def test_partial_results_are_made_at_once():
             if target.part is not None:
                 tried += 1
                 prefix = Prefix(send, receive, (op,), (), op.writes[0])
-                assert derive(device, prefix, target.region, lambda op, region: (op.local, op.work)) is None
+                assert derive(device, prefix.ops, prefix.target, target.region, lambda op, region: (op.local, op.work)) is None
     assert tried
 
 
