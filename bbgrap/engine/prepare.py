@@ -123,7 +123,10 @@ def fit(graph: Graph, cluster: Cluster, options: PlanOptions) -> tuple[Forecast,
         PlanError: if no plan exists, or none that fits.
     """
     refused: dict[str, str] = {}
+    has_room = True
     for words, candidate, within in _attempts(cluster, options):
+        if candidate.planner == AUTO and not has_room:
+            continue  # with less of it a second search would find none either, and take as long
         start = time.perf_counter()
         forecast = plan_graph(graph, within, candidate)
         search_s = time.perf_counter() - start
@@ -133,6 +136,7 @@ def fit(graph: Graph, cluster: Cluster, options: PlanOptions) -> tuple[Forecast,
         if not faults:
             return forecast, planned
         refused[words] = ", ".join(faults)
+        has_room = forecast.found is None or not forecast.found.score.excess
     alike = {lacks: [way for way, those in refused.items() if those == lacks] for lacks in refused.values()}
     told = "; ".join(f"{' and '.join(ways)}: {lacks}" for lacks, ways in alike.items())
     raise PlanError(f"model '{graph.name}': it fits the memory of these nodes in no split; {told}")

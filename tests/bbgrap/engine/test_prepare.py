@@ -56,6 +56,12 @@ def test_a_model_that_fits_nowhere_is_refused_with_the_numbers() -> None:
         prepare(materialize("mobilenet_v2"), SHAPES, nodes(2, 2), PlanOptions())
 
 
+def test_where_a_search_has_found_no_room_there_is_no_second_one_with_less() -> None:
+    with pytest.raises(PlanError, match="planner 'auto' and planner 'bbgrap', split by channels and") as refused:
+        prepare(materialize("tiny"), TINY, nodes(2, 0.02), PlanOptions("auto", search_seconds=0.1))
+    assert "with less room" not in str(refused.value)  # a second search would be one of the ways
+
+
 def test_who_lacks_little_is_told_other_numbers_for_what_it_needs_and_has() -> None:
     small = Cluster((NodeProfile("node0", memory_bytes=20_400_000), NodeProfile("node1")))
     assert overfull(small, (20_400_001, 1)) == ("node 'node0' needs 21 MB and has 20 MB",)
