@@ -18,7 +18,7 @@ from bbgrap.compiler.passes.state import layout_of
 from bbgrap.compiler.segments import Slices
 from bbgrap.compiler.sequences import for_sequences
 from bbgrap.control.planned_variant import PlannedVariant
-from bbgrap.engine.prepare import PreparedVariant, fit
+from bbgrap.engine.prepare import PreparedVariant, fit, uncollected
 from bbgrap.errors import BbgrapError, PlanError
 from bbgrap.graph import Graph
 from bbgrap.graph.state import counts_words, grows, of_batch, with_growth, with_state
@@ -56,6 +56,7 @@ def prepare_growing(first: Graph, load: LoadGraph, declared: DeclaredSizes, clus
     return planned, forecast.compiled.plan
 
 
+@uncollected()
 def fit_growing(
     first: Graph, load: LoadGraph, declared: DeclaredSizes, cluster: Cluster, options: PlanOptions
 ) -> tuple[Forecast, PlannedVariant]:

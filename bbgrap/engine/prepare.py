@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 
 from bbgrap.auto.forecast import Forecast
@@ -42,6 +43,19 @@ LEANER_SPLITS: tuple[Split, ...] = ("channels", "inputs")
 """Splits that divide the weights, tried in this order where the chosen one does not fit the nodes' memory."""
 
 
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """Look for no garbage: planning makes many small values and no cycles, and looking among them would take half of the time."""
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collecting:
+            gc.enable()
+
+
+@uncollected()
 def prepare_graph(graph: Graph, cluster: Cluster, options: PlanOptions) -> tuple[PreparedVariant, ...]:
     """Return the ways to run a loaded model on a cluster: of each the programs, the report, and how it is cut.
 
@@ -54,6 +68,7 @@ def prepare_graph(graph: Graph, cluster: Cluster, options: PlanOptions) -> tuple
     return ((planned, forecast.compiled.plan), *(beside(forecast, planned) if is_guarded(options) else ()))
 
 
+@uncollected()
 def prepare_sequences(graph: Graph, cluster: Cluster, options: PlanOptions) -> PreparedVariant:
     """Return the way to run a model whose state keeps its size: a program for further requests, and one for a first request.
 
@@ -74,6 +89,7 @@ def prepare_sequences(graph: Graph, cluster: Cluster, options: PlanOptions) -> P
     return made, forecast.compiled.plan
 
 
+@uncollected()
 def prepare_like(
     graph: Graph, others: Sequence[tuple[Graph, Mapping[str, tuple[Tile, ...]]]], cluster: Cluster, options: PlanOptions
 ) -> PlannedVariant:
@@ -114,6 +130,7 @@ def prepare_like(
     return planned
 
 
+@uncollected()
 def fit(graph: Graph, cluster: Cluster, options: PlanOptions) -> tuple[Forecast, PlannedVariant]:
     """Plan a loaded model within the memory that the nodes declare.
 
@@ -162,6 +179,7 @@ def _attempts(cluster: Cluster, options: PlanOptions) -> Iterator[tuple[str, Pla
             yield f"planner '{by}', split by {split}", replace(options, planner=by, split=split), cluster
 
 
+@uncollected()
 def plan_graph(graph: Graph, cluster: Cluster, options: PlanOptions) -> Forecast:
     """Plan a loaded model and optimise its program.
 
@@ -170,14 +188,8 @@ def plan_graph(graph: Graph, cluster: Cluster, options: PlanOptions) -> Forecast
     Raises:
         PlanError: if no plan exists.
     """
-    collecting = gc.isenabled()
-    gc.disable()  # planning makes many small values and no cycles: looking for garbage among them would take half of the time
-    try:
-        forms = forms_of(graph) if len(cluster.nodes) > 1 and options.planner != "single" else (graph,)
-        planned = [_planned(form, graph, cluster, options, options.search_seconds / len(forms)) for form in forms]
-    finally:
-        if collecting:
-            gc.enable()
+    forms = forms_of(graph) if len(cluster.nodes) > 1 and options.planner != "single" else (graph,)
+    planned = [_planned(form, graph, cluster, options, options.search_seconds / len(forms)) for form in forms]
     return min(planned, key=lambda forecast: _worth(forecast, cluster))
 
 
