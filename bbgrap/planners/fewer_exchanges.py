@@ -9,6 +9,8 @@ that hardly compute (poolings in a row). Which phases to join is a shortest path
 
     group = slowest machine's extra work + exchange before it (two ends of a message, a segment, the copy that joins the halo, the link)
 
+Before phases are joined, what they exchange is taken from where it is smaller (`earlier_exchanges`).
+
 Laws: tiles only grow; with no work to spare (an infinitely slow machine) the plan is the given one.
 """
 

@@ -29,7 +29,7 @@ DEFAULT_PASSES: tuple[Pass, ...] = (
     drop_empty_messages,
     fuse_segments,
 )
-"""What every program goes through; `ChunkInputs`, which asks for a cluster's links, may follow."""
+"""What every program goes through; `OwnFirst` and `ChunkInputs`, which ask for a cluster's links, may follow."""
 
 
 def optimize(program: Program, passes: Sequence[Pass] = DEFAULT_PASSES) -> Program:
