@@ -6,13 +6,14 @@ from dataclasses import replace
 import pytest
 
 from bbgrap.control import blame
+from bbgrap.control import coordinator_events as ce
 from bbgrap.control.blame import FIRST_QUARANTINE_S, FORGIVEN_S, LONGEST_QUARANTINE_S
 from bbgrap.control.plans import MAX_DEATHS
 from bbgrap.control.request import Request
 from bbgrap.protocol import client_messages as c
 from bbgrap.protocol import messages as m
 from tests.bbgrap.control.tiny_plans import MODEL, plan_of
-from tests.bbgrap.control.wire import prepare_message, ready_wire, standby_wire
+from tests.bbgrap.control.wire import joined_wire, prepare_message, ready_wire, standby_wire
 
 
 def crashes(wire, name, variant):
@@ -34,6 +35,21 @@ def test_plans_of_a_model_that_have_answered_nothing_count_together():  # 202249
     assert not one.variants
     assert not proven.quarantine
     assert proven.variants
+
+
+def test_who_waits_for_a_plan_that_is_made_is_told_at_once_that_those_for_other_shapes_have_ended_workers():
+    wire = joined_wire("a", "b")
+    wire.standby = lambda job: ce.PlanFailed(job.job, c.Fault.PLAN, "no node has room")
+    wire.until_answered(wire.prepare())
+    (plan,) = wire.coordinator.planning.plans.values()
+    wire.plan = lambda _: None
+    waits = wire.call(lambda n: c.PrepareModel(n, MODEL, {"x": (3, 2)}, wire.options))
+    wire.deliver_all()
+    for name in "ab":
+        assert not wire.answers[waits]
+        crashes(wire, name, plan.variants[0])
+        wire.deliver_all()
+    assert "has ended the workers of agents and is not run again" in wire.answer(waits).reason
 
 
 @pytest.mark.parametrize("ended_by", [m.EndedBy.MEMORY, m.EndedBy.CRASH])
@@ -315,6 +331,17 @@ def run_on_a_copy(wire, deadline_s):
 
     (name,) = wire.nodes_of(start)
     return call, start, ends, (name, *({"a", "b"} - {name}))
+
+
+def test_a_request_that_ends_two_workers_of_one_copy_is_not_run_again_when_its_model_may_be():
+    wire = ready_wire("a", "b")
+    call, start, ends, (name, _) = run_on_a_copy(wire, 10 * FIRST_QUARANTINE_S)
+    for _ in range(MAX_DEATHS):
+        (start,) = wire.started.values()
+        ends(name, start.request)
+        wire.say(name, m.Deployed(start.epoch))
+        wire.deliver_all()
+    assert "has ended the workers of agents and is not run again" in wire.answer(call).reason
 
 
 def test_a_request_that_ends_two_workers_is_not_run_again_though_its_model_is_not_run_anyway():

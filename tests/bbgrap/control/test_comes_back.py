@@ -135,6 +135,17 @@ def test_agents_that_come_and_go_again_and_again_are_used_each_time():
     assert len(wire.jobs) == 2
 
 
+def test_of_what_was_made_for_fewer_agents_the_one_over_most_stays():
+    alone, four = {(name,): 0.04 for name in "abcd"}, (*EVERY, "d")
+    wire = auto_wire(BOTH, {BOTH: 0.03, EVERY: 0.02, four: 0.01} | alone)
+    for name, nodes in (("c", EVERY), ("d", four)):
+        wire.add_agent(name)
+        assert goes_on(wire, 8.0) == nodes
+    wire.crash(wire.agent("d"))
+    assert goes_on(wire, 8.0) == EVERY
+    assert len(wire.jobs) == 3
+
+
 def test_after_a_restart_of_the_coordinator_the_fastest_of_all_that_is_loaded_serves():
     """The fastest of what was planned last did, for good."""
     wire = auto_wire(BOTH, {BOTH: 0.01, A: 0.04, EVERY: 0.02})

@@ -2,17 +2,20 @@
 
 from dataclasses import replace
 
+import pytest
+
 from bbgrap.cluster.types import COORDINATOR
 from bbgrap.control import coordinator_events as ce
 from bbgrap.control import coordinator_instructions
 from bbgrap.control.eviction import MAX_LOADED
 from bbgrap.control.planned_variant import SCALED_FROM
 from bbgrap.control.planning import EARNED, ONE_NODE
+from bbgrap.control.stalls import STUCK_S
 from bbgrap.planners.options import PlanOptions
 from bbgrap.protocol import client_messages as c
 from bbgrap.protocol import messages as m
 from tests.bbgrap.control.tiny_plans import MODEL, plan_of, standby_of
-from tests.bbgrap.control.wire import joined_wire, ready_wire
+from tests.bbgrap.control.wire import joined_wire, ready_wire, standby_wire
 
 AUTO = PlanOptions(planner="auto")
 
@@ -164,3 +167,25 @@ def test_the_newest_plan_stays_where_one_for_the_loss_of_an_agent_is_faster():  
     assert spare < max(variant.job for variant in plan.variants)
     wire.coordinator.planning.made.release_others(plan, spare)
     assert {plan.latest, spare} <= {variant.job for variant in plan.variants}
+
+
+@pytest.mark.parametrize("is_usual", [True, False])
+def test_what_waits_behind_a_segment_runs_elsewhere_if_that_takes_longer_than_usual(is_usual):
+    wire = ready_wire("a", "b", options=PlanOptions(planner="rows"), seconds={("a", "b"): 1.0 if is_usual else 0.01})
+    wire.until_answered(wire.run())
+    ((variant,),) = (plan.serving for plan in wire.coordinator.planning.plans.values())
+    for _ in range(2):
+        wire.run()
+    wire.deliver_all()
+    running = list(variant.queue.running)
+    wire.say("a", m.Heartbeat(variant.epoch, running[0], 2 * STUCK_S, 1))
+    assert (list(variant.queue.running) == running) == is_usual
+
+
+def test_a_plan_with_other_inputs_than_its_standby_is_loaded_without_it():
+    """As where a client gives what is a weight in the file."""
+    wire = standby_wire()
+    wire.plan = plan_of
+    prepared = wire.until_answered(wire.call(lambda n: c.PrepareModel(n, MODEL, {"x": (2, 2), "w": (2, 2)}, wire.options)))
+    assert isinstance(prepared, c.ModelPrepared)
+    assert prepared.agents == ("a", "b")

@@ -8,7 +8,7 @@ from bbgrap.cluster.types import COORDINATOR
 from bbgrap.control import agent_events as ae
 from bbgrap.control import coordinator_events as ce
 from bbgrap.control.coordinator_instructions import HostPings, Log
-from bbgrap.control.link_faults import SAME_S
+from bbgrap.control.link_faults import MAX_STALLS, SAME_S
 from bbgrap.control.links import TRIAL_S
 from bbgrap.control.request_recovery import MAX_LOSSES
 from bbgrap.planners.options import PlanOptions
@@ -77,6 +77,21 @@ def test_what_stalls_has_longer_each_time_it_runs_again():
     waited = [later - before for before, later in pairwise(at)]
     assert 3 <= len(at) <= 7
     assert waited[-1] > 5.0
+
+
+@pytest.mark.parametrize("answers", [True, False])
+def test_requests_that_stall_now_and_then_are_no_reason_to_load_anew(answers):
+    wire = ready_wire("a", "b", options=PlanOptions(planner="rows"))
+    for _ in range(MAX_STALLS):
+        assert not any("it is loaded anew" in text for text in wire.told)
+        call, told = wire.run(), len(wire.told)
+        while not any("stalled" in text or "loaded anew" in text for text in wire.told[told:]):
+            wire.wait(0.1)
+        wire.until_answered(call)
+        wire.settle_for(2.0)
+        if answers:
+            wire.until_answered(wire.run())
+    assert any("it is loaded anew" in text for text in wire.told) is not answers
 
 
 def test_what_is_on_its_way_has_not_stalled():

@@ -183,6 +183,22 @@ def test_a_plan_that_has_become_slower_as_the_standby_has_stays():
     assert set(took[-50:]) == {BOTH}
 
 
+def test_one_that_was_searched_for_is_not_compared_with_the_standby_on_a_node_that_has_gone():
+    story, rest = Story(alone=0.03), ("b", "c")
+    wire = story.wire
+    wire.add_agent("c")
+    wire.settle()
+    wire.seconds |= {A: 0.005, ("c",): 0.03, rest: 0.02}
+    wire.plan = lambda job: None
+    assert story.served(FIRST, 2 * TRIALS).count(A) > TRIALS
+    wire.plan = planned
+    wire.crash(wire.agent("a"))
+    wire.settle_for(3.0)
+    story.served(FIRST)
+    wire.settle_for(5.0)
+    assert story.served(FIRST, 3) == [rest] * 3
+
+
 def test_a_planner_that_fails_after_a_plan_was_slower_than_the_standby_is_asked_again_as_soon_as_any():
     """It counted as its seventh failure in a row: no plan was made over all agents for another minute (simulation 43065412)."""
     story = Story(both=0.03, alone=0.02)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from bbgrap.control.coordinator_events import Planned
+from bbgrap.control.coordinator_events import Planned, RequestDone
 from bbgrap.control.planning import SPARED
 from bbgrap.control.profiling import BUSY_S, LATER_S
 from bbgrap.protocol import client_messages as c
@@ -86,6 +86,21 @@ def test_it_is_broken_off_where_the_others_are_gone_and_begun_anew_later():
     assert all(measured not in asked for _, asked in story.goes_on(LATER_S / 4))
     story.goes_on(LATER_S)
     assert known(story.wire) == {name: profile(name) for name in (measured, "c")}
+
+
+def test_what_runs_on_it_when_it_is_set_aside_is_waited_for():
+    story = busy_story()
+    wire, until = story.wire, story.wire.now + BUSY_S + LATER_S / 2
+    for _ in range(8):
+        story.begin(FIRST)
+    while not measuring(wire) and wire.now < until:
+        wire.deliver_all()
+        oldest = min(wire.started)
+        del wire.started[oldest]
+        wire.to_coordinator(RequestDone(oldest, (), ()))
+        story.begin(FIRST)
+        wire.pass_time(0.1)
+    assert len(measuring(wire)) == 1
 
 
 def test_the_only_node_is_not_set_aside():

@@ -15,6 +15,7 @@ from bbgrap.planners.options import PlanOptions
 from bbgrap.protocol import client_messages as c
 from bbgrap.protocol import messages as m
 from bbgrap.protocol import status_messages as s
+from tests.bbgrap.control.counters import counters, total
 from tests.bbgrap.control.tiny_plans import MODEL
 from tests.bbgrap.control.wire import Wire, joined_wire, ready_wire
 
@@ -101,6 +102,16 @@ def test_what_travels_is_counted_exactly_also_of_plans_that_are_gone():
     for variant in list(machine.loading.by_epoch.values()):
         machine.loading.release(variant)
     assert {(e.source, e.destination): e.bytes for e in told(wire).exchanges} == sent
+
+
+def test_what_travels_for_requests_that_go_on_from_state_is_counted_too():
+    wire = counters("a", "b")
+    sent = []
+    for step in range(3):
+        assert total(wire, 1, step, 1) == step + 1
+        sent.append(sum(exchange.bytes for exchange in told(wire).exchanges))
+    assert sent == [sent[0], 2 * sent[0], 3 * sent[0]]
+    assert sent[0]
 
 
 def test_who_serves_and_why():

@@ -63,6 +63,14 @@ def test_a_file_that_was_cut_short_before_the_start_is_brought_again():
     assert answer(store.chunk(TWO, ModelChunk(1, A, 0, (b"1",)))) == ModelStored(1, 5, complete=True)
 
 
+def test_a_file_of_which_a_piece_has_come_takes_the_next_one():
+    store = Uploads({})
+    store.offer(ONE, offer(ModelFile("m", A, 5)))
+    assert answer(store.written(ChunkWritten(ONE, 1, A, 3, complete=False))) == ModelStored(1, 3, complete=False)
+    (write,) = store.chunk(ONE, ModelChunk(1, A, 3, (b"45",)))
+    assert (type(write), write.size) == (WriteChunk, 5)
+
+
 def test_a_file_that_nobody_offered_is_not_taken():
     store = Uploads({})
     store.offer(ONE, offer(ModelFile("m", A, 5)))

@@ -162,6 +162,19 @@ def test_it_gives_way_to_clients_but_not_for_ever():
     assert is_clean(wire)
 
 
+def test_it_waits_for_room_where_it_is_to_run():
+    wire = stream("a", "b")
+    for _ in range(20):
+        wire.run()
+    wire.deliver_all()
+    number = next(iter(wire.started))
+    del wire.started[number]
+    wire.to_coordinator(ce.RequestDone(number, (), ()))
+    while not wire.coordinator.requests.verifying.running and wire.now < 2 * GIVE_WAY_S:
+        wire.wait(0.1)
+        assert all(len(v.queue.running) <= v.queue.limit for v in wire.coordinator.loading.by_epoch.values())
+
+
 def test_one_runs_at_a_time():
     wire = stream("a", "b", "c")
     calls = [wire.run() for _ in range(4)]
