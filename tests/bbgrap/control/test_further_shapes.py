@@ -189,3 +189,13 @@ def test_a_plan_with_other_inputs_than_its_standby_is_loaded_without_it():
     prepared = wire.until_answered(wire.call(lambda n: c.PrepareModel(n, MODEL, {"x": (2, 2), "w": (2, 2)}, wire.options)))
     assert isinstance(prepared, c.ModelPrepared)
     assert prepared.agents == ("a", "b")
+
+
+def test_further_shapes_of_a_model_without_a_standby_are_planned_for_their_first_request():
+    wire = joined_wire("a", "b", options=AUTO)
+    wire.standby = lambda job: ce.PlanFailed(job.job, c.Fault.PLAN, "no node has room")
+    for shape in ((2, 2), (2, 3)):
+        message = c.PrepareModel(0, MODEL, {"x": shape}, AUTO, wait=False)
+        key = wire.until_answered(wire.call(lambda n, message=message: replace(message, call=n))).plan
+        call = wire.call(lambda n, key=key: c.RunModel(n, key, 10.0, (), ()))
+        assert isinstance(wire.until_answered(call), c.RunResult)

@@ -11,6 +11,7 @@ from bbgrap.control.coordinator_instructions import HostPings, Log
 from bbgrap.control.link_faults import MAX_STALLS, SAME_S
 from bbgrap.control.links import TRIAL_S
 from bbgrap.control.request_recovery import MAX_LOSSES
+from bbgrap.control.stalls import STALLED_S
 from bbgrap.planners.options import PlanOptions
 from bbgrap.protocol import client_messages as c
 from bbgrap.protocol import messages as m
@@ -77,6 +78,18 @@ def test_what_stalls_has_longer_each_time_it_runs_again():
     waited = [later - before for before, later in pairwise(at)]
     assert 3 <= len(at) <= 7
     assert waited[-1] > 5.0
+
+
+def test_what_runs_over_a_connection_that_broke_runs_again_before_it_has_stalled():
+    wire = ready_wire("a", "b", options=PlanOptions(planner="rows"))
+    wire.run()
+    wire.deliver_all()
+    (lost,) = wire.started
+    assert wire.nodes_of(wire.started[lost]) == ("a", "b")
+    wire.say("a", m.LinkBroken("tcp://b:1", "it was reset"))
+    wire.wait(STALLED_S - 0.1)
+    (again,) = wire.started
+    assert again != lost
 
 
 @pytest.mark.parametrize("answers", [True, False])

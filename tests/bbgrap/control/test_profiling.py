@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from bbgrap.cluster.types import LinkProfile, NodeProfile, Speed
 from bbgrap.control import agent_events as ae
+from bbgrap.control.planning import SETTLE_S
 from bbgrap.control.profiling import MAX_WAITING
 from bbgrap.protocol import client_messages as c
 from bbgrap.protocol import messages as m
@@ -74,6 +75,17 @@ def test_nodes_are_measured_at_once_and_links_one_after_the_other():
     assert wire.answer(call) == c.Profiles(call, (profile("a"), profile("b"), profile("c")))
     assert known(wire) == {name: profile(name) for name in "abc"}
     assert sorted(wire.pingers) == sorted(agent.name for agent in wire.agents.values())
+
+
+def test_plans_are_made_anew_with_what_was_measured():
+    wire = ready_wire("a", "b")
+    assert [[node.work for node in job.cluster.nodes] for job in wire.jobs] == [[(), ()]]
+    call = measure(wire)
+    while not wire.answers[call]:
+        finish(wire, next(iter(measuring(wire))))
+    wire.until_answered(wire.run())
+    wire.settle_for(SETTLE_S + 1.0)
+    assert [node.work for node in wire.jobs[-1].cluster.nodes] == [WORK, WORK]
 
 
 def test_nobody_of_that_name():

@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from tests.bbgrap.control.wire import ready_wire
+from bbgrap.planners.options import PlanOptions
+from tests.bbgrap.control.wire import joined_wire, ready_wire
 
 
 @pytest.fixture(scope="module")
@@ -31,3 +32,14 @@ ODD = {
 def test_what_does_not_fit_is_found(kept, change):
     for plan, made in kept:
         assert not replace(plan, variants=tuple(map(change, plan.variants))).fits(made)
+
+
+def test_a_plan_is_kept_when_it_is_known_which_variant_serves():
+    wire = joined_wire("a", "b", options=PlanOptions("auto"))
+    wire.prepare()
+    while not any(plan.timing for plan in wire.coordinator.planning.plans.values()):
+        wire.deliver_all()
+        wire.finish_requests()
+    assert [plan.options for plan in wire.kept.values()] == [None]
+    wire.settle()
+    assert [[variant.median_s is not None for variant in plan.variants] for plan in wire.kept.values() if plan.options] == [[True, True]]
