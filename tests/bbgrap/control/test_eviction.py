@@ -8,6 +8,7 @@ import pytest
 from bbgrap.cluster import NodeProfile
 from bbgrap.compiler.artifacts import WeightRef
 from bbgrap.control import coordinator_events as ce
+from bbgrap.control import eviction
 from bbgrap.control.coordinator_instructions import Log
 from bbgrap.control.eviction import MAX_LOADED
 from bbgrap.control.planning import standby_key
@@ -16,7 +17,7 @@ from bbgrap.graph.types import DType, TensorType
 from bbgrap.graph.weights import digest_of
 from bbgrap.planners.options import PlanOptions
 from bbgrap.protocol import client_messages as c
-from bbgrap.protocol.messages import EndedBy, WorkerLost
+from bbgrap.protocol.messages import Deploy, EndedBy, WorkerLost
 from tests.bbgrap.control.test_standbys import bring, standbys_of
 from tests.bbgrap.control.tiny_plans import plan_of, standby_of
 from tests.bbgrap.control.wire import MODEL, joined_wire, ready_wire
@@ -155,6 +156,28 @@ def test_what_serves_nobody_goes_first():
     assert len(loading.of_member("a")) <= MAX_LOADED
     assert len(plans) == MAX_LOADED // 2, "of every plan what serves is there"
     assert all(plan.serving for plan in plans)
+
+
+def test_what_is_to_be_timed_with_what_is_still_loaded_does_not_go_for_the_plan_of_another_model(monkeypatch):
+    monkeypatch.setattr(eviction, "MAX_LOADED", 4)
+    wire, jobs = joined_wire("a", "b"), []
+    wire.plan = jobs.append
+    use(wire, 1, "auto")
+    use(wire, 2)
+    carry = wire.carry_agent
+    wire.carry_agent = lambda agent, instruction: (
+        None if isinstance(instruction, Deploy) and agent.name == "b" else carry(agent, instruction)
+    )
+    wire.carry_plan(plan_of(jobs[0]))
+    wire.deliver_all()
+    loading = wire.coordinator.loading
+    *_, over_both, alone = loading.of_member("a")
+    assert (over_both.is_ready, alone.is_ready) == (False, True)
+    wire.carry_plan(plan_of(jobs[1]))
+    wire.deliver_all()
+    gone, *_ = [text for text in wire.told if "to make room" in text]
+    assert "standby is released" in gone, "of that, there is another copy"
+    assert alone in loading.of_member("a")
 
 
 @pytest.mark.parametrize(("models", "place"), [(1, "a"), (4, "b")])
