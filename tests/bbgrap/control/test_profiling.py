@@ -88,6 +88,16 @@ def test_plans_are_made_anew_with_what_was_measured():
     assert [node.work for node in wire.jobs[-1].cluster.nodes] == [WORK, WORK]
 
 
+def test_who_prepares_when_a_node_has_been_measured_gets_a_plan_that_knows_it():
+    wire = joined_wire("a", "b")
+    call = measure(wire, "a")
+    while not wire.answers[call]:
+        finish(wire, "a")
+    wire.until_answered(wire.prepare())
+    wire.settle_for(2 * SETTLE_S)
+    assert [[node.work for node in job.cluster.nodes] for job in wire.jobs] == [[WORK, WORK]], "of the other nothing is known"
+
+
 def test_nobody_of_that_name():
     wire = joined_wire("a", "b")
     call = measure(wire, "z")
