@@ -77,25 +77,16 @@ def test_nodes_are_measured_at_once_and_links_one_after_the_other():
     assert sorted(wire.pingers) == sorted(agent.name for agent in wire.agents.values())
 
 
-def test_plans_are_made_anew_with_what_was_measured():
+def test_plans_are_made_anew_with_what_was_measured_though_another_node_is_not_known_yet():
     wire = ready_wire("a", "b")
     assert [[node.work for node in job.cluster.nodes] for job in wire.jobs] == [[(), ()]]
-    call = measure(wire)
-    while not wire.answers[call]:
-        finish(wire, next(iter(measuring(wire))))
-    wire.until_answered(wire.run())
-    wire.settle_for(SETTLE_S + 1.0)
-    assert [node.work for node in wire.jobs[-1].cluster.nodes] == [WORK, WORK]
-
-
-def test_who_prepares_when_a_node_has_been_measured_gets_a_plan_that_knows_it():
-    wire = joined_wire("a", "b")
     call = measure(wire, "a")
     while not wire.answers[call]:
         finish(wire, "a")
-    wire.until_answered(wire.prepare())
+    wire.until_answered(wire.run())
     wire.settle_for(2 * SETTLE_S)
-    assert [[node.work for node in job.cluster.nodes] for job in wire.jobs] == [[WORK, WORK]], "of the other nothing is known"
+    assert measuring(wire) == {"b": "Measure"}
+    assert wire.jobs[-1].cluster.nodes[0].work == WORK
 
 
 def test_nobody_of_that_name():
