@@ -63,6 +63,9 @@ def test_why_a_connection_broke_is_told_once_for_an_agent():
     assert told("b", "c") == told("c", "b") == []
     wire.settle_for(SAME_S + TRIAL_S)
     assert told("b", "c") == ["'b' to 'c': the connection broke: it was reset"]
+    wire.settle_for(SAME_S + TRIAL_S)
+    wire.to_coordinator(ce.HostLinkBroken("tcp://a:1"))  # why is not known, so there is nothing to tell
+    assert not any("the connection broke" in text for text in wire.told)
 
 
 def test_what_stalls_has_longer_each_time_it_runs_again():

@@ -2,10 +2,13 @@
 
 from dataclasses import replace
 
+import numpy as np
+
 from bbgrap.cluster.types import AGENT_BYTES, COORDINATOR, LOCAL, Link, LinkProfile, NodeProfile
 from bbgrap.control.coordinator_settings import Settings
 from bbgrap.control.membership import Members
 from bbgrap.control.saved_state import SavedState
+from bbgrap.graph.types import DType, TensorType
 from bbgrap.protocol import messages as m
 from tests.bbgrap.control.wire import introduction, joined_wire
 
@@ -129,3 +132,14 @@ def test_what_an_onnxruntime_refuses_that_others_may_know_is_said_with_what_to_d
     assert members.cannot_load(members.by_name["a"], "out of memory") == "agent 'a' cannot run the deployment: out of memory"
     members.remove(members.by_name["b"])
     assert members.cannot_load(members.by_name["a"], refused) == said
+
+
+def test_a_weight_that_is_sent_again_counts_once():
+    """An agent asks again for all it lacks when its worker has ended: people are told how much of how much has come."""
+    member = Members(SETTINGS, SavedState()).join(b"a", introduction("a"), 0.0)
+    weight = np.zeros(1000, np.float32)
+    for _ in range(2):
+        member.feed(["digest"], {"digest": weight}, {"digest": TensorType(DType.FLOAT, weight.shape)})
+        assert (member.fed, member.to_feed) == (0, weight.nbytes)
+        member.acknowledge("digest", 100)
+        assert (member.fed, member.to_feed) == (100, weight.nbytes)
