@@ -260,3 +260,11 @@ def test_a_variant_that_becomes_slow_gets_less():
     assert policy.choose(queues, 0.0) is queues[1]
     queues[1].running[1] = 0.0
     assert policy.choose(queues, 0.0) is queues[1]
+
+
+def test_a_slow_variant_of_a_stream_is_as_slow_under_another_epoch():
+    policy = LeastFinishTime()
+    policy.begin({1: 1.0, 2: 0.1})
+    policy.renew(1, 3)
+    renewed, fast = InFlightQueue(3, 2), InFlightQueue(2, 2, {7: 0.0})
+    assert policy.choose([renewed, fast], 0.0) is fast
