@@ -199,3 +199,11 @@ def test_further_shapes_of_a_model_without_a_standby_are_planned_for_their_first
         key = wire.until_answered(wire.call(lambda n, message=message: replace(message, call=n))).plan
         call = wire.call(lambda n, key=key: c.RunModel(n, key, 10.0, (), ()))
         assert isinstance(wire.until_answered(call), c.RunResult)
+
+
+def test_a_request_with_other_inputs_than_its_standby_hears_why_there_is_no_plan():
+    wire = standby_wire()
+    wire.plan = lambda job: ce.PlanFailed(job.job, c.Fault.PLAN, "it cannot be cut")
+    asked = c.PrepareModel(0, MODEL, {"x": (2, 2), "w": (2, 2)}, wire.options, wait=False)
+    key = wire.until_answered(wire.call(lambda n: replace(asked, call=n))).plan
+    assert wire.until_answered(wire.call(lambda n: c.RunModel(n, key, 10.0, (), ()))).reason == "it cannot be cut"
