@@ -92,20 +92,19 @@ class _Stretch:
     def _grow(self, node: Node, made: set[str], extra: list[float]) -> bool:
         """Let a node's tiles hold all that is read of them; False if they cannot, or if more of what is before would be read."""
         own, axis = self.tiles[node.name], cut_axis(self.tiles[node.name])
-        if axis is None or len(node.outputs) > 1 or node.captured:
+        needs = {device: need for device in range(self.devices) if (need := self.needs.get((node.first_output, device))) is not None}
+        if axis is None or len(node.outputs) > 1 or node.captured or needs.keys() - {tile.device for tile in own}:
             return False
-        tiles = tuple(with_need(tile, axis, self.needs.get((node.first_output, tile.device))) for tile in own)
+        tiles = tuple(with_need(tile, axis, needs.get(tile.device)) for tile in own)
+        if not all(tile.region.issuperset(needs[tile.device]) for tile in tiles if tile.device in needs):
+            return False
         for before, tile in zip(own, tiles, strict=True):
-            need = self.needs.get((node.first_output, tile.device))
-            if tile is before or need is None or not tile.region.issuperset(need):
-                if tile is not before:
-                    return False
-                continue
             was, reads = self.pieces.piece(node, before)[0], self.pieces.piece(node, tile)[0]
             if any(value not in made and read != held for value, held, read in zip(node.inputs, was, reads, strict=True)):
                 return False
-            extra[tile.device] += self.prices.tile(node, tile) - self.prices.tile(node, before)
-            note_needs(self.needs, node, tile, reads)
+            if tile is not before:
+                extra[tile.device] += self.prices.tile(node, tile) - self.prices.tile(node, before)
+                note_needs(self.needs, node, tile, reads)
         self.grown[node.name] = tiles
         self.open.pop(node.first_output)
         for value in node.inputs:
