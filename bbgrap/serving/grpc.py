@@ -18,19 +18,23 @@ from bbgrap.errors import UsageError
 from bbgrap.graph.types import Array
 from bbgrap.serving.connection_threads import IDLE_S
 from bbgrap.serving.datatypes import BodyBytes, check_shape, datatype_of_array, to_bytes
-from bbgrap.serving.gateway import Gateway, Inference
+from bbgrap.serving.gateway import DEADLINE_S, Gateway, Inference
 from bbgrap.serving.grpc_schema import SERVICE, message
 from bbgrap.serving.http import BODY_S, server_metadata
 from bbgrap.serving.infer_request import MAX_TENSORS, InferRequest, InputTensor, RequestedOutput, part_of, refuse_parameters, timeout_of
 from bbgrap.serving.listening import most_descriptors
 from bbgrap.serving.model import ServedModel
 from bbgrap.serving.refusals import Refusal, RefusedError, malformed, refusal_of
+from bbgrap.serving.request_places import RequestPlace, RequestPlaces, ending
 
 _BESIDE = 64
 """Calls at once beyond those in flight: questions for readiness must be answered when all places are taken."""
 
 _MOST_AWAITED = 64
-"""Calls whose message has not come: of more, the one that waits for longest ends, so that who says nothing keeps nobody out. Chosen."""
+"""Questions whose message has not come: of more, the one that waits for longest ends, so that who says nothing keeps nobody out. Chosen."""
+
+_ADMITTED = ("ModelInfer", "RepositoryModelLoad")
+"""What has a place among the requests in flight, before its message is read: grpc reads none that nobody asks for."""
 
 _GREETING_S = 5.0
 """How long a connection may say nothing of HTTP/2 at first; grpc's default is 120 s. Chosen: some round trips, with losses."""
@@ -52,8 +56,9 @@ _CONTENTS = {
 _InferResponse = message("ModelInferResponse")
 _Called = Callable[[Any, Any], Any]
 """Returns an object or a message, perhaps later."""
-_Awaited = dict[asyncio.Timeout, None]
-"""What ends calls whose message has not come, the oldest first."""
+_Bodies = AsyncIterator[bytes]
+_Read = Callable[[_Bodies, Any], Awaitable[Any]]
+"""Reads the message of a call first."""
 
 
 async def start_grpc(gateway: Gateway, address: str) -> tuple[grpc.aio.Server, int]:
@@ -86,10 +91,10 @@ async def start_grpc(gateway: Gateway, address: str) -> tuple[grpc.aio.Server, i
 
 
 def _handlers(gateway: Gateway) -> grpc.GenericRpcHandler:
-    awaited: _Awaited = {}
+    asking = RequestPlaces()
     handlers = {
-        name: grpc.stream_unary_rpc_method_handler(  # of unary calls, too: so it is here how long a message may take
-            _answering(call, message(f"{name}Request"), message(f"{name}Response"), awaited),
+        name: grpc.stream_unary_rpc_method_handler(  # of unary calls, too: so it is here when a message is read, and how long it may take
+            _answering(_admitted(gateway, name, call) if name in _ADMITTED else _asked(asking, name, call), message(f"{name}Response")),
             response_serializer=message(f"{name}Response").SerializeToString,
         )
         for name, call in _Calls(gateway).methods().items()
@@ -97,19 +102,41 @@ def _handlers(gateway: Gateway) -> grpc.GenericRpcHandler:
     return grpc.method_handlers_generic_handler(SERVICE, handlers)
 
 
-def _answering(
-    call: _Called,
-    request: Any,  # noqa: ANN401 - grpc ships no types
-    response: Any,  # noqa: ANN401
-    awaited: _Awaited,
-) -> Callable[[AsyncIterator[bytes], Any], Awaitable[Any]]:
-    """Let bytes become a message, an object one, and every error a status."""
+def _admitted(gateway: Gateway, name: str, call: _Called) -> _Read:
+    """Read a message that may be large once it is let in, as HTTP does: nobody knows how much of it has come, so it may take longer."""
 
-    async def answer(bodies: AsyncIterator[bytes], context: Any) -> Any:  # noqa: ANN401 - grpc ships no types
+    async def answer(bodies: _Bodies, context: Any) -> Any:  # noqa: ANN401 - grpc ships no types
+        with gateway.admitted() as place:
+            return await call(await _only(bodies, name, place, DEADLINE_S, patience_s=BODY_S), context)
+
+    return answer
+
+
+def _asked(asking: RequestPlaces, name: str, call: _Called) -> _Read:
+    """Read a small message whoever is in flight: of too many that do not come, the one that waits for longest ends."""
+
+    async def answer(bodies: _Bodies, context: Any) -> Any:  # noqa: ANN401 - grpc ships no types
+        with asking.lock:
+            if len(asking) >= _MOST_AWAITED:
+                asking.free_one()
+            place = asking.take()
         try:
-            value = call(_message_in(await _only(bodies, awaited), request), context)
-            if isawaitable(value):
-                value = await value
+            request = await _only(bodies, name, place, BODY_S, patience_s=0.0)
+        finally:
+            with asking.lock:
+                asking.give_back(place)
+        value = call(request, context)
+        return await value if isawaitable(value) else value
+
+    return answer
+
+
+def _answering(read: _Read, response: Any) -> _Read:  # noqa: ANN401 - grpc ships no types
+    """Let an object become a message, and every error a status."""
+
+    async def answer(bodies: _Bodies, context: Any) -> Any:  # noqa: ANN401 - grpc ships no types
+        try:
+            value = await read(bodies, context)
         except Exception as error:  # whatever it is, its sender gets an answer
             refused = refusal_of(error)
             after = refused.kind.retry_after_s
@@ -127,27 +154,21 @@ def _short(reason: str) -> str:
     return text[:_MOST_REASON].decode("utf-8", "ignore") + (" ..." if len(text) > _MOST_REASON else "")
 
 
-async def _only(bodies: AsyncIterator[bytes], awaited: _Awaited) -> bytes:
-    limit = asyncio.timeout(BODY_S)
+async def _only(bodies: _Bodies, name: str, place: RequestPlace, most_s: float, *, patience_s: float) -> Any:  # noqa: ANN401 - grpc ships no types
+    """Read a call's message, which others that wait for its place leave so much time."""
     try:
-        async with limit:
-            awaited[limit] = None
-            if len(awaited) > _MOST_AWAITED and not (oldest := next(iter(awaited))).expired():
-                del awaited[oldest]
-                oldest.reschedule(0.0)
+        async with asyncio.timeout(most_s) as limit:
+            place.await_body(ending(limit), patience_s)
             body = await anext(bodies)
             async for _ in bodies:  # else grpc before 1.83 takes the call for one that goes on, and counts it for ever
                 raise malformed("the call has more than one message")
-            return body
+            place.has_body()
     except TimeoutError:
-        raise RefusedError(Refusal.SLOW_BODY, f"the message did not come within {BODY_S:g} s, or others waited") from None
+        place.check()
+        raise RefusedError(Refusal.SLOW_BODY, f"the message did not come within {most_s:g} s") from None
     except StopAsyncIteration:
         raise malformed("the call ended without a message") from None
-    finally:
-        awaited.pop(limit, None)
-
-
-def _message_in(body: bytes, kind: Any) -> Any:  # noqa: ANN401 - protobuf ships no types
+    kind = message(f"{name}Request")
     try:
         return kind.FromString(body)
     except DecodeError as error:  # grpc would call it a fault of the server
@@ -183,8 +204,7 @@ class _Calls:
     async def load(self, request: Any, _: Any) -> Mapping[str, Any]:  # noqa: ANN401
         if request.parameters:
             raise malformed("parameters: models are loaded as their files say, without a configuration or files of the request")
-        with self._gateway.admitted():
-            await self._gateway.loading(partial(self._repository.load, request.model_name))
+        await self._gateway.loading(partial(self._repository.load, request.model_name))
         return {}
 
     async def unload(self, request: Any, _: Any) -> Mapping[str, Any]:  # noqa: ANN401
@@ -192,12 +212,12 @@ class _Calls:
         return {}
 
     async def infer(self, request: Any, context: Any) -> Any:  # noqa: ANN401
-        with self._gateway.admitted():
-            model = self._repository.get(request.model_name, request.model_version)
-            asked = _infer_of(request, context.time_remaining())
-            sent = dict(context.invocation_metadata() or ())
-            answer = partial(_response, model, asked)
-            answered = await self._gateway.infer(model, Inference(asked, answer, str(sent.get("traceparent", ""))))
+        model = self._repository.get(request.model_name, request.model_version)
+        asked = _infer_of(request, context.time_remaining())
+        del request  # it has all inputs a second time
+        sent = dict(context.invocation_metadata() or ())
+        answer = partial(_response, model, asked)
+        answered = await self._gateway.infer(model, Inference(asked, answer, str(sent.get("traceparent", ""))))
         is_sent = self._gateway.begin_sending(answered.ByteSize())
         context.add_done_callback(lambda _: is_sent())
         return answered

@@ -28,7 +28,7 @@ from bbgrap.serving.gateway import Gateway, Inference, ended
 from bbgrap.serving.infer_request import InferRequest
 from bbgrap.serving.model import ServedModel
 from bbgrap.serving.refusals import Refusal, RefusedError, malformed, refusal_of
-from bbgrap.serving.request_places import RequestPlace
+from bbgrap.serving.request_places import RequestPlace, ending
 
 EXTENSIONS = ("binary_tensor_data", "model_configuration", "model_repository", "sequence", "statistics")
 
@@ -185,7 +185,7 @@ class _Api:
         place = place or RequestPlace(threading.Lock())  # not one of the gateway's, and so never lost
         try:
             async with asyncio.timeout(BODY_S) as limit:
-                place.await_body(lambda: loop.call_soon_threadsafe(limit.reschedule, 0.0))
+                place.await_body(ending(limit))
                 while True:
                     message = await request.receive()
                     place.check()

@@ -1,14 +1,17 @@
 """The places of requests that a server has let in, and who loses one: a client that stopped in the middle of a body, once all are taken.
 
-Laws: a place is lost only by who has brought nothing of its body for `SILENT_S`, to a request that finds no other; who has brought all of
-it in time keeps it; each place is given back once.
+Laws: a place is lost only by who has brought nothing of its body for as long as it may, to a request that finds no other; who has brought
+all of it in time keeps it; each place is given back once.
 """
 
 from __future__ import annotations
 
+import asyncio
+import math
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 
 from bbgrap.serving.refusals import Refusal, RefusedError
 
@@ -23,12 +26,14 @@ class RequestPlace:
         """Take it; the lock is that of all places."""
         self._lock = lock
         self._awaited: float | None = None
+        self._patience_s = SILENT_S
         self._give_up: Callable[[], object] = lambda: None
         self.is_lost = False
 
-    def await_body(self, give_up: Callable[[], object]) -> None:
-        """Begin to receive; `give_up` ends that from any thread."""
-        self._give_up, self._awaited = give_up, time.monotonic()
+    def await_body(self, give_up: Callable[[], object], patience_s: float | None = None) -> None:
+        """Begin to receive; `give_up` ends that from any thread, after so long without a part at the earliest: `SILENT_S` if not given."""
+        self._give_up, self._patience_s = give_up, SILENT_S if patience_s is None else patience_s
+        self._awaited = time.monotonic()
 
     def has_part(self) -> None:
         """Something has come."""
@@ -51,12 +56,14 @@ class RequestPlace:
             RefusedError: if it is.
         """
         if self.is_lost:
-            raise RefusedError(Refusal.SLOW_BODY, f"body: nothing of it came for {SILENT_S:g} s, and others waited for its place")
+            raise RefusedError(
+                Refusal.SLOW_BODY, f"body: the next of it did not come within {self._patience_s:g} s, and others waited for its place"
+            )
 
-    def silence(self, now: float) -> float:
-        """Return for how long nothing of its body has come, in seconds; 0 if none is awaited."""
+    def overdue(self, now: float) -> float:
+        """Return for how much longer than it may nothing of its body has come, in seconds; below 0 if others cannot have the place."""
         awaited = self._awaited
-        return 0.0 if awaited is None else now - awaited
+        return -math.inf if awaited is None else now - awaited - self._patience_s
 
     def lose(self) -> None:
         """Let another request have it; the lock is held."""
@@ -85,11 +92,22 @@ class RequestPlaces:
         self._taken.pop(place, None)
 
     def free_one(self) -> bool:
-        """Have the place back of who is silent for longest, if that is long; return whether there was one."""
+        """Have the place back of who is silent for longest beyond what it may; return whether there was one."""
         now = time.monotonic()
-        silent = max(self._taken, key=lambda place: place.silence(now), default=None)
-        if silent is None or silent.silence(now) < SILENT_S:
+        silent = max(self._taken, key=lambda place: place.overdue(now), default=None)
+        if silent is None or silent.overdue(now) < 0:
             return False
         self._taken.pop(silent)
         silent.lose()
         return True
+
+
+def ending(limit: asyncio.Timeout) -> Callable[[], object]:
+    """Return what ends a wait of this event loop from any thread, and does nothing once that has ended."""
+    loop = asyncio.get_running_loop()
+
+    def end() -> None:
+        with suppress(RuntimeError):
+            limit.reschedule(0.0)
+
+    return lambda: loop.call_soon_threadsafe(end)

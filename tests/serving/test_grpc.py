@@ -162,6 +162,44 @@ def test_a_message_that_does_not_come_is_not_waited_for(monkeypatch):
     assert (error.code(), "the message did not come within 0.2 s" in error.details()) == (grpc.StatusCode.DEADLINE_EXCEEDED, True)
 
 
+def test_no_message_is_read_of_who_finds_no_place(monkeypatch):
+    """40 clients with 60 MB each took 4.6 GB of a server that takes two requests at once: all but two were refused once theirs was read."""
+    monkeypatch.setitem(start_grpc.__globals__, "BODY_S", 0.3)
+
+    async def ask():
+        server, port = await start_grpc(Gateway(None, Repository({}, None, lambda _: None), Limits(in_flight=2)), "127.0.0.1:0")
+        try:
+            async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+                go_on = asyncio.Event()
+
+                async def waiting():
+                    await go_on.wait()
+                    yield b""
+
+                def begin():
+                    return channel.stream_unary(f"/{SERVICE}/ModelInfer")(waiting(), timeout=30, wait_for_ready=True)
+
+                calls = [begin() for _ in range(6)]
+                while len(refused := [call for call in calls if call.done()]) < 4:
+                    await asyncio.sleep(0.01)
+                told = [(await call.code(), dict(await call.trailing_metadata()).get("retry-after")) for call in refused]
+                await channel.unary_unary(f"/{SERVICE}/ServerLive")(b"", timeout=30)
+                await asyncio.sleep(0.4)
+                slow = [call for call in calls if not call.done()]  # nobody has wanted their places
+                another = begin()
+                while not (lost := [call for call in slow if call.done()]):
+                    await asyncio.sleep(0.01)
+                go_on.set()
+                return told, len(slow), await lost[0].details(), [await call.code() for call in (*slow, another) if call not in lost]
+        finally:
+            await server.stop(None)
+
+    told, patient, lost, last = asyncio.run(asyncio.wait_for(ask(), 30))
+    assert (told, patient) == ([(grpc.StatusCode.RESOURCE_EXHAUSTED, "1")] * 4, 2)
+    assert "others waited for its place" in lost
+    assert last == [grpc.StatusCode.NOT_FOUND] * 2  # they got in: there is no such model
+
+
 def test_calls_without_a_message_keep_nobody_out_and_a_connection_has_only_so_many(monkeypatch):
     """Who opened as many as there are places had all of them for 30 s; a flood of calls had those of others cancelled, by grpc itself."""
     monkeypatch.setitem(start_grpc.__globals__, "_MOST_AWAITED", 4)
