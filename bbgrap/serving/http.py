@@ -28,6 +28,7 @@ from bbgrap.serving.gateway import Gateway, Inference, ended
 from bbgrap.serving.infer_request import InferRequest
 from bbgrap.serving.model import ServedModel
 from bbgrap.serving.refusals import Refusal, RefusedError, malformed, refusal_of
+from bbgrap.serving.request_head import MOST_BYTES
 from bbgrap.serving.request_places import RequestPlace, ending
 
 EXTENSIONS = ("binary_tensor_data", "model_configuration", "model_repository", "sequence", "statistics")
@@ -171,12 +172,12 @@ class _Api:
         return self._repository.get(request.path_params["model"], request.path_params.get("version", ""))
 
     async def _body(self, request: Request, place: RequestPlace | None = None) -> BodyBytes:
-        """Receive the body.
+        """Receive the body, of at most some KiB without a place: as many of these may come at once as there are connections.
 
         Raises:
             RefusedError: if it is too large, or does not come.
         """
-        most = self._gateway.limits.body_bytes
+        most = self._gateway.limits.body_bytes if place else MOST_BYTES
         announced = request.headers.get("content-length", "0")
         if int(announced) > most:
             raise _too_large(most)
@@ -210,7 +211,7 @@ def _counted(models: Iterable[ServedModel]) -> dict[str, Any]:
 
 
 def _too_large(most: int) -> RefusedError:
-    return RefusedError(Refusal.TOO_LARGE, f"body: expected at most {most} bytes (--max-body)")
+    return RefusedError(Refusal.TOO_LARGE, f"body: expected at most {most} bytes{'' if most == MOST_BYTES else ' (--max-body)'}")
 
 
 def encoded(model: ServedModel, asked: InferRequest, accept: str, outputs: list[Array]) -> tuple[list[BodyBytes], dict[str, str]]:

@@ -192,6 +192,13 @@ def test_a_body_that_is_none_is_refused(http, headers, body, status):
     assert http.run("rows", {"x": ROWS})["y"].shape == (3, 4)
 
 
+@pytest.mark.parametrize("path", ["index", "models/rows/unload"])
+def test_questions_are_short(http, path):
+    """They have no place, so any number of them was read at once, each as long as `--max-body`."""
+    status, answer = http.ask("POST", f"/v2/repository/{path}", b" " * 100_000 + b"{}")
+    assert (status, json.loads(answer)) == (413, {"error": "body: expected at most 65536 bytes"})
+
+
 def test_a_kernel_that_fails_is_an_error_of_the_request(http):
     body, headers = binary_body({"x": ROWS + 5000})
     status, answer = http.ask("POST", "/v2/models/rows/infer", body, headers)
