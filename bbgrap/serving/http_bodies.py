@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import json
 import re
+import threading
 import zlib
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 
 from bbgrap.graph.types import Array
@@ -21,6 +24,11 @@ _WINDOW = {"gzip": 31, "deflate": 15}
 
 _UNWANTED = re.compile(r";\s*q\s*=\s*0(\.0*)?\s*(;|$)")
 """In a part of `Accept-Encoding`: not this one."""
+
+_LARGE_BYTES = 1 << 20
+_LARGE_NUMBERS = 1 << 16
+_LARGE = threading.Lock()
+"""Held while large JSON becomes arrays, or arrays that: it takes some sixteen times its size meanwhile, and no less time if two do."""
 
 COMPRESSED_FROM = 1024
 """Answers below this many bytes fit into a packet either way."""
@@ -94,6 +102,14 @@ def parse_infer(body: BodyBytes, length: int) -> InferRequest:
     Raises:
         RefusedError: if it is none.
     """
+    if length <= _LARGE_BYTES:
+        return _infer_in(body, length)
+    with _LARGE:
+        asked = _infer_in(body, length)
+        return replace(asked, inputs=tuple(replace(given, content=given.array()) for given in asked.inputs))
+
+
+def _infer_in(body: BodyBytes, length: int) -> InferRequest:
     view = memoryview(body)
     said = parse_json(view[:length])
     parameters = _parameters(said, "body")
@@ -153,15 +169,21 @@ def _output(said: Mapping[str, Any], binary: bool) -> RequestedOutput:
 def answer_body(name: str, version: str, asked: InferRequest, outputs: Sequence[tuple[str, Array]]) -> tuple[list[BodyBytes], int]:
     """Return an answer's parts, the JSON first and then views of raw tensors, and how long the JSON is where raw tensors may follow."""
     binary = {wanted.name: wanted.binary for wanted in asked.outputs}
+    listed = sum(array.size for output, array in outputs if not binary.get(output, asked.binary))
+    with _LARGE if listed > _LARGE_NUMBERS else nullcontext():
+        return _answer_of(name, version, asked.id, [(output, array, binary.get(output, asked.binary)) for output, array in outputs])
+
+
+def _answer_of(name: str, version: str, request: str, outputs: Sequence[tuple[str, Array, bool]]) -> tuple[list[BodyBytes], int]:
     described, raw = [], list[BodyBytes]()
-    for output, array in outputs:
+    for output, array, is_raw in outputs:
         entry: dict[str, Any] = {"name": output, "datatype": datatype_of_array(array), "shape": list(array.shape)}
-        if binary.get(output, asked.binary):
+        if is_raw:
             raw.append(to_bytes(array))
             entry["parameters"] = {"binary_data_size": len(raw[-1])}
         else:
             entry["data"] = to_list(array)
         described.append(entry)
-    said = {"model_name": name, "model_version": version, **({"id": asked.id} if asked.id else {}), "outputs": described}
+    said = {"model_name": name, "model_version": version, **({"id": request} if request else {}), "outputs": described}
     text = json.dumps(said, separators=(",", ":")).encode()
     return [text, *raw], len(text) if raw else 0

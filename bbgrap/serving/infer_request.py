@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from bbgrap.graph.types import Array
 from bbgrap.serving.datatypes import BodyBytes, of_bytes, of_list
 from bbgrap.serving.refusals import malformed
@@ -24,12 +26,12 @@ _MAX_ID = 128
 
 @dataclass(frozen=True, slots=True)
 class InputTensor:
-    """An input: raw bytes, or a list."""
+    """An input: raw bytes, a list, or the array that was made of one."""
 
     name: str
     datatype: str
     shape: tuple[int, ...]
-    content: BodyBytes | Sequence[Any]
+    content: BodyBytes | Sequence[Any] | Array
 
     def array(self) -> Array:
         """Return the tensor.
@@ -37,6 +39,8 @@ class InputTensor:
         Raises:
             RefusedError: if the content is not what was announced.
         """
+        if isinstance(self.content, np.ndarray):
+            return self.content
         if isinstance(self.content, bytes | bytearray | memoryview):
             return of_bytes(self.name, self.datatype, self.shape, self.content)
         return of_list(self.name, self.datatype, self.shape, self.content)
