@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import struct
+import tracemalloc
 from dataclasses import replace
 
 import numpy as np
@@ -25,6 +26,7 @@ from bbgrap.graph.types import Array
 from bbgrap.planners.bbgrap import all_descriptions
 from bbgrap.planners.options import PlanOptions
 from bbgrap.planners.registry import make_plan
+from bbgrap.program import dictionaries
 from bbgrap.program.dictionaries import (
     LEAST_BYTES,
     LEAST_VALUES,
@@ -74,6 +76,28 @@ def test_pictures_take_a_byte_a_number(seed: int, shape: tuple[int, ...], levels
     assert same_bits(decode_with_dictionary(encoded.tobytes(), shape), array)
     assert have_few_values([array]) == (levels >= LEAST_VALUES)
     assert not have_few_values([array, np.random.default_rng(seed).standard_normal(shape).astype(np.float32)])
+
+
+@pytest.mark.parametrize("shape", [(1, 3, SIDE, SIDE), (2, 3, SIDE, SIDE), (1, 1, SIDE, SIDE), (SIDE, SIDE), (30_000,)])
+def test_parts_are_looked_at_as_the_whole_is(monkeypatch, shape):
+    array = picture(1, shape, 200)
+    whole = encode_with_dictionary(array)
+    assert whole is not None
+    monkeypatch.setattr(dictionaries, "_BLOCK", 1000)
+    assert same_bits(encode_with_dictionary(array), whole)
+    array[(-1,) * len(shape)] += np.float32(1e-3)
+    assert encode_with_dictionary(array) is None
+
+
+def test_large_inputs_take_little_beside_them():
+    """200 MB took another 850 to be looked at, and two seconds."""
+    array = picture(2, (1 << 21, 4))
+    tracemalloc.start()
+    try:
+        assert have_few_values([array])
+        assert tracemalloc.get_traced_memory()[1] < array.nbytes / 2
+    finally:
+        tracemalloc.stop()
 
 
 @given(st.data(), st.sampled_from(PICTURES))
