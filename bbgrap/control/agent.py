@@ -68,6 +68,8 @@ JOIN_S = 0.5
 """How often it asks in the end."""
 FIRST_SILENCE_S = 4.0
 """How long a coordinator may be silent until its `Welcome` says how long."""
+LARGE_S = 1.0
+"""Bytes that come for longer without a whole message are of a large one, as each heartbeat is answered: a piece of a weight."""
 LONGEST_SILENCE_S = 60.0
 """How long it may be at most that was there all the time: what it said was on its way. Chosen: a piece of a weight over 140 kbit/s."""
 REFUSED_S = 15.0
@@ -97,7 +99,8 @@ class AgentMachine:
         self._heartbeat = Heartbeat()
         self._silence_s = self._patience_s = FIRST_SILENCE_S
         self._was_silent = False
-        self._heard = now
+        self._heard = self._read = now
+        """When the coordinator was heard of last, and when a whole message of it was there."""
         self._spoke = float("-inf")
         self._refused_since: float | None = None
         self._complained = False
@@ -124,6 +127,8 @@ class AgentMachine:
             case AgentTick(heartbeat):
                 if heartbeat is None or event.is_receiving:  # whoever says nothing is not answered: that is no silence of the coordinator
                     self._heard = now
+                if event.is_receiving and now - self._read > LARGE_S:
+                    self._deployments.coming(now)
                 return self._on_tick(heartbeat, now)
             case WeightArrived():
                 return self._heard_or_kept(self._deployments.weight_arrived(event, now))
@@ -141,7 +146,7 @@ class AgentMachine:
     def _on_message(self, message: AgentCommand, now: float) -> list[AgentInstruction]:  # noqa: C901 - one branch per message
         was = self._tracker.state
         self._tracker.move(type(message).__name__)
-        self._heard = now
+        self._heard = self._read = now
         if was == "joining" and not isinstance(message, Welcome | Refused | Abandon | Release):
             # What ends something is right whoever says it, and is not said again.
             return []

@@ -34,7 +34,7 @@ from bbgrap.protocol.messages import (
 MAX_DEPLOYMENTS = 512
 """Deployments an agent keeps: more than a coordinator has loaded on it, scaled ones among them, so that only a broken one is refused."""
 ASK_AGAIN_S = 10.0
-"""Weights that do not come are asked for again after this long without any chunk."""
+"""Weights that do not come are asked for again after this long without any chunk, or any part of one."""
 SAID_AGAIN_S = 5.0
 """The same when their deployment is said again: the coordinator has heard of none, either."""
 MAX_ABANDONED = 64
@@ -114,9 +114,13 @@ class AgentDeployments:
 
     def store(self, chunk: WeightChunk, now: float) -> list[AgentInstruction]:
         """Take a piece of a weight; without a worker it is lost, and asked for again."""
+        self.coming(now)
+        return [chunk] if self.has_worker else []
+
+    def coming(self, now: float) -> None:
+        """Note that a piece of a weight is on its way: who asked again would have all that waits behind it sent twice."""
         for deployment in self.by_epoch.values():
             deployment.heard = now
-        return [chunk] if self.has_worker else []
 
     def abandon(self, message: Abandon) -> list[AgentInstruction]:
         """Forget a request; its deployment may be gone already, and the worker still in a kernel of it."""

@@ -324,3 +324,22 @@ def test_a_message_that_is_still_coming_is_no_silence():
     left = agent.now
     agent.silence()
     assert agent.now - left < 2.5
+
+
+def test_weights_whose_pieces_take_long_are_not_asked_for_again():
+    """A piece of 1 MiB takes 28 s at 300 kbit/s; asked again each 10 s, all that waited was sent anew, and nothing came to its end."""
+    agent = Driven()
+    agent.tell(deploy_of(1))
+    digest = agent.asked[0].digests[0]
+    agent.handle(ae.WeightsChecked(1, (digest,)))
+    for _ in range(300):
+        agent.now += 0.1
+        agent.handle(ae.AgentTick(m.Heartbeat(), is_receiving=True))
+        assert not any(isinstance(message, m.WeightsMissing) for message in agent.said)
+    asked = 0
+    for _ in range(120):
+        agent.now += 0.1
+        agent.handle(ae.AgentTick(m.Heartbeat(), is_receiving=True))
+        asked += m.WeightsMissing(1, (digest,)) in agent.said
+        agent.tell(m.HeartbeatSeen())  # what came was this
+    assert asked == 1
