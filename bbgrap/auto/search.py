@@ -13,7 +13,7 @@ hard limit: a plan that exceeds it loses against any that does not.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from math import inf
 
@@ -96,8 +96,6 @@ def _over_sets(evaluator: Evaluator) -> list[Candidates]:
     for size in _sizes(everyone):
         if begun and evaluator.is_late:
             break
-        if _is_far(size, begun):
-            continue
         begun[size] = Candidates(evaluator.over(sorted(order[:size])), hopeless, searched)
         begun[size].begin()
         if len(begun) == 1:
@@ -114,21 +112,11 @@ def _over_sets(evaluator: Evaluator) -> list[Candidates]:
     return sorted((one for one in begun.values() if one.found), key=_best)
 
 
-def _around(best: int, others: Collection[int]) -> list[int]:
+def _around(best: int, others: Iterable[int]) -> list[int]:
     """Return the sizes between the best one and those next to it: a map of 56 rows is divided best by seven nodes, or fourteen."""
-    below, above = _beside(best, others)
+    below = max((size for size in others if size < best), default=best)
+    above = min((size for size in others if size > best), default=best)
     return [size for size in range(below + 1, above) if size != best]
-
-
-def _beside(size: int, others: Collection[int]) -> tuple[int, int]:
-    """Return the next smaller and the next larger size; itself where there is none."""
-    return max((other for other in others if other < size), default=size), min((other for other in others if other > size), default=size)
-
-
-def _is_far(size: int, begun: Mapping[int, Candidates]) -> bool:
-    """Whether what is best over fewer and over more nodes, next to this many, is no longer worth a search to the end."""
-    nearest = _near(min(map(_best, begun.values()))) if begun else None
-    return nearest is not None and all(other in begun and _best(begun[other]) > nearest for other in _beside(size, begun))
 
 
 def _best(candidates: Candidates) -> Score:
