@@ -68,11 +68,6 @@ class Candidate:
     is_plain: bool = False
     planner: str = ""
 
-    @property
-    def maker(self) -> str:
-        """Who or what makes such plans: a planner, or its kind."""
-        return self.planner or self.kind
-
 
 class Candidates:
     """Collects candidates, each once."""
@@ -82,7 +77,7 @@ class Candidates:
 
         Args:
             evaluator: Of plans over these nodes.
-            hopeless: Planners and directions that need not be asked.
+            hopeless: Planners that need not be asked.
             searched: So many of the fastest nodes have been searched before.
         """
         self.hopeless = hopeless
@@ -104,6 +99,12 @@ class Candidates:
         """Whether the rest of the budget must be left for improving."""
         return self.evaluator.spent or self.evaluator.budget < KEPT * self._budget
 
+    def collect(self) -> list[Candidate]:
+        """Return all candidates, the best first."""
+        self.begin()
+        self.ask_others()
+        return self.ranked()
+
     def begin(self) -> None:
         """Collect what takes little time."""
         self._alone()
@@ -120,13 +121,6 @@ class Candidates:
         if len(self.devices) > 1 and not self._has_asked:
             self._has_asked = True
             self._planners([name for name in PLANNERS if name not in QUICK])
-
-    def add_like(self, candidate: Candidate) -> None:
-        """Collect the plan of one maker only."""
-        if candidate.planner:
-            self._planners([candidate.planner])
-        elif candidate.kind in SPLITS:
-            self.spread(candidate.kind, self.devices)
 
     def ranked(self) -> list[Candidate]:
         """Return what was collected, the best first."""
@@ -171,7 +165,7 @@ class Candidates:
     def _directions(self) -> None:
         everyone, size = self.devices, self.evaluator.size
         for split in SPLITS if size <= LARGE else FIRST_SPLITS if size <= 4 * LARGE else FEW_SPLITS:
-            if not self._enough and split not in self.hopeless:
+            if not self._enough:
                 self.spread(split, everyone)
         if min(candidate.score for candidate in self.found).excess or self.grows:
             for direction in ("channels", TENSORS):  # they divide the weights

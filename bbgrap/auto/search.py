@@ -13,7 +13,7 @@ hard limit: a plan that exceeds it loses against any that does not.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import inf
 
@@ -37,7 +37,7 @@ STARTS = 2
 FEW = 4
 """Of more nodes than this, so many are searched first: chosen."""
 
-FAR = 1.5
+FAR = 2.0
 """A planner whose plan takes so many times as long as the best one over the same nodes is not asked for more of them: chosen."""
 
 NEAR = 1.05
@@ -65,22 +65,26 @@ def plan_auto(
     Raises:
         PlanError: if a planner broke a law of plans.
     """
-    over = _over_sets(Evaluator(Pieces(graph, descriptions), cluster, options, time_is_up))
-    near = [begun for begun in over if _best(begun) <= _near(_best(over[0]))]
+    searches: list[_Search] = []
+    best: Score | None = None
     ended: dict[tuple[int, ...], Candidate] = {}
-    for place, begun in enumerate(near):
-        while (inner := _without_idle(begun)) is not None:
-            over.append(inner)
-            near[place] = begun = inner
-        if begun.devices not in ended:
-            ended[begun.devices] = _end(begun)
-    for begun in near:
+    for begun in _over_sets(Evaluator(Pieces(graph, descriptions), cluster, options, time_is_up)):
         begun.ask_others()
-    candidates = sorted({(c.name, c.score): c for begun in over for c in begun.found}.values(), key=lambda c: c.score)
+        search = _Search(begun.evaluator, begun.ranked(), begun.hopeless, begun.searched)
+        searches.append(search)
+        best = search.candidates[0].score if best is None else min(best, search.candidates[0].score)
+        if search.candidates[0].score > _near(best):
+            continue
+        while (inner := search.without_idle()) is not None:
+            searches.append(inner)
+            search = inner
+        if search.evaluator.devices not in ended:
+            ended[search.evaluator.devices] = search.end()
+    candidates = sorted({(c.name, c.score): c for search in searches for c in search.candidates}.values(), key=lambda c: c.score)
     found = min([*ended.values(), candidates[0]], key=lambda c: c.score)
     plan = Plan("auto", graph, cluster, found.tiles)
     verify_plan(plan, descriptions)
-    return SearchResult(plan, found.score, tuple(candidates), found.name, sum(begun.evaluator.plans for begun in over))
+    return SearchResult(plan, found.score, tuple(candidates), found.name, sum(search.evaluator.plans for search in searches))
 
 
 def _over_sets(evaluator: Evaluator) -> list[Candidates]:
@@ -91,32 +95,18 @@ def _over_sets(evaluator: Evaluator) -> list[Candidates]:
     use them all has been looked at. Planners that search are asked for few nodes only, as yet: over twenty they would take all the time.
     """
     order, everyone = Candidates(evaluator).by_speed(), len(evaluator.devices)
-    begun: dict[int, Candidates] = {}
+    begun: list[Candidates] = []
     hopeless, searched = frozenset[str](), 1
     for size in _sizes(everyone):
         if begun and evaluator.is_late:
             break
-        begun[size] = Candidates(evaluator.over(sorted(order[:size])), hopeless, searched)
-        begun[size].begin()
+        begun.append(Candidates(evaluator.over(sorted(order[:size])), hopeless, searched))
+        begun[-1].begin()
         if len(begun) == 1:
-            begun[size].ask_others()
-            hopeless = _hopeless(begun[size].found) if evaluator.objective != "memory" else hopeless
+            begun[0].ask_others()
+            hopeless = _hopeless(begun[0].found) if evaluator.objective != "memory" else hopeless
         searched = max(searched, size) if size < everyone else searched
-    best = min(begun, key=lambda size: _best(begun[size]))
-    like = min(begun[best].found, key=lambda candidate: candidate.score)
-    for size in _around(best, begun):
-        if evaluator.is_late:
-            break
-        begun[size] = Candidates(evaluator.over(sorted(order[:size])), hopeless, searched)
-        begun[size].add_like(like)
-    return sorted((one for one in begun.values() if one.found), key=_best)
-
-
-def _around(best: int, others: Iterable[int]) -> list[int]:
-    """Return the sizes between the best one and those next to it: a map of 56 rows is divided best by seven nodes, or fourteen."""
-    below = max((size for size in others if size < best), default=best)
-    above = min((size for size in others if size > best), default=best)
-    return [size for size in range(below + 1, above) if size != best]
+    return sorted(begun, key=_best)
 
 
 def _best(candidates: Candidates) -> Score:
@@ -132,36 +122,39 @@ def _sizes(count: int) -> list[int]:
 
 
 def _hopeless(candidates: list[Candidate]) -> frozenset[str]:
-    """Return the planners and directions whose plans are so far from the best that they are not worth asking for more nodes."""
+    """Return the planners whose plans are so far from the best that they are not worth asking for more nodes."""
     best = min(candidate.score for candidate in candidates)
-    asked = {candidate.maker for candidate in candidates}
-    near = {candidate.maker for candidate in candidates if candidate.score.value <= FAR * best.value}
-    return frozenset(asked - near) if not best.excess else frozenset()
+    far = (c.planner for c in candidates if c.score.value > FAR * best.value)
+    return frozenset(planner for planner in far if planner) if not best.excess else frozenset()
 
 
-def _without_idle(collected: Candidates) -> Candidates | None:
-    """Return what is found over the nodes alone that the best candidate uses; None if all or fewer than two, or if the time is up."""
-    best = min(collected.found, key=lambda candidate: candidate.score)
-    used = tuple(sorted({tile.device for tiles in best.tiles.values() for tile in tiles}))
-    if len(used) < 2 or used == collected.devices or collected.evaluator.is_late:
-        return None
-    inner = Candidates(collected.evaluator.over(used), collected.hopeless, collected.searched)
-    inner.begin()
-    if len(used) <= FEW:
-        inner.ask_others()
-    return inner
+@dataclass(frozen=True, slots=True)
+class _Search:
+    """What was found over some nodes, before it is improved; the best candidate is first."""
 
+    evaluator: Evaluator
+    candidates: list[Candidate]
+    hopeless: frozenset[str]
+    searched: int
 
-def _end(collected: Candidates) -> Candidate:
-    """Return what improving the best candidates leads to."""
-    evaluator, candidates = collected.evaluator, collected.ranked()
-    if len(evaluator.devices) == 1 or evaluator.spent:
-        return candidates[0]
-    chosen = ingredients(candidates, LARGE_INGREDIENTS if evaluator.size > LARGE else INGREDIENTS)
-    ended = [(improve(evaluator, start.tiles, start.score, chosen), start) for start in candidates[:STARTS]]
-    best, start = min(ended, key=lambda pair: pair[0].score)
-    name = start.name + (f", improved in {best.moves} move{'s' * (best.moves != 1)}" if best.moves else "")
-    return replace(start, name=name, tiles=best.tiles, score=best.score)
+    def without_idle(self) -> _Search | None:
+        """Return a search over the nodes alone that the best candidate uses; None if all or fewer than two, or if the time is up."""
+        used = tuple(sorted({tile.device for tiles in self.candidates[0].tiles.values() for tile in tiles}))
+        if len(used) < 2 or used == self.evaluator.devices or self.evaluator.is_late:
+            return None
+        inner = self.evaluator.over(used)
+        return replace(self, evaluator=inner, candidates=Candidates(inner, self.hopeless, self.searched).collect())
+
+    def end(self) -> Candidate:
+        """Return what improving the best candidates leads to."""
+        evaluator, candidates = self.evaluator, self.candidates
+        if len(evaluator.devices) == 1 or evaluator.spent:
+            return candidates[0]
+        chosen = ingredients(candidates, LARGE_INGREDIENTS if evaluator.size > LARGE else INGREDIENTS)
+        ended = [(improve(evaluator, start.tiles, start.score, chosen), start) for start in candidates[:STARTS]]
+        best, start = min(ended, key=lambda pair: pair[0].score)
+        name = start.name + (f", improved in {best.moves} move{'s' * (best.moves != 1)}" if best.moves else "")
+        return replace(start, name=name, tiles=best.tiles, score=best.score)
 
 
 def _near(best: Score) -> Score:

@@ -13,7 +13,6 @@ from bbgrap.planners.options import PlanOptions
 from bbgrap.planners.plan import Tiles
 from bbgrap.planners.registry import PLANNERS
 from bbgrap.tdl import Descriptions
-from bbgrap.zoo.builder import Builder
 from bbgrap.zoo.vit import vit
 from tests.examples import examples
 from tests.random_models import networks
@@ -35,18 +34,6 @@ def test_an_encoder_that_six_nodes_divide_best_is_no_slower_over_eight() -> None
     four, six, eight = (search(graph, [1.0] * count, GIGABIT).score.seconds for count in (4, 6, 8))
     assert six < 0.95 * four
     assert eight <= six
-
-
-def test_rows_that_seven_nodes_divide_best_are_no_slower_over_ten() -> None:
-    """Of ten nodes, four, six, eight and all were looked at; MobileNetV2 was predicted to take 4 % longer over sixteen than over ten."""
-    builder = Builder("fourteen rows", (1, 128, 14, 14))
-    x = "input"
-    for number in range(4):
-        x = builder.conv(x, f"conv{number}", 128, 3, pad=1)
-    graph, network = builder.graph(x), Network(Link(1.25e9, 1e-5))
-    clusters = (Cluster(tuple(NodeProfile(f"node{n}", share=1.0) for n in range(count)), network) for count in (7, 10))
-    seven, ten = (plan_auto(graph, cluster, BRIEF, all_descriptions(graph)).score for cluster in clusters)
-    assert ten <= seven
 
 
 @settings(max_examples=examples(8))
