@@ -15,7 +15,7 @@ Laws: tiles only grow; nothing more is read of what is before a stretch; where n
 from __future__ import annotations
 
 from collections import ChainMap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
 from bbgrap.graph import Node
@@ -72,8 +72,8 @@ class _Stretch:
 
     def end(self) -> dict[str, tuple[Tile, ...]]:
         """Return the tiles that grow."""
-        made = {name for node in self.nodes for name in node.outputs if name}
-        for value in dict.fromkeys(value for value, _ in self.needs if value in made):
+        made = dict.fromkeys(name for node in self.nodes for name in node.outputs if name)
+        for value in made:
             self._fetch(value)
         extra = [0.0] * self.devices
         best, least = dict(self.grown), self._seconds(extra)
@@ -89,10 +89,10 @@ class _Stretch:
         fetched = [sum(each[device] for each, _ in self.open.values()) for device in range(self.devices)]
         return max(extra) + self.prices.exchange(fetched, max((joined for _, joined in self.open.values()), default=0))
 
-    def _grow(self, node: Node, made: set[str], extra: list[float]) -> bool:
+    def _grow(self, node: Node, made: Collection[str], extra: list[float]) -> bool:
         """Let a node's tiles hold all that is read of them; False if they cannot, or if more of what is before would be read."""
         own, axis = self.tiles[node.name], cut_axis(self.tiles[node.name])
-        needs = {device: need for device in range(self.devices) if (need := self.needs.get((node.first_output, device))) is not None}
+        needs = self._needs_of(node.first_output)
         if axis is None or len(node.outputs) > 1 or node.captured or needs.keys() - {tile.device for tile in own}:
             return False
         tiles = tuple(with_need(tile, axis, needs.get(tile.device)) for tile in own)
@@ -115,14 +115,20 @@ class _Stretch:
     def _fetch(self, value: str) -> None:
         """Note what every device fetches of a value."""
         graph = self.pieces.graph
+        needs = self._needs_of(value)
+        if not needs:
+            return
         producer, itemsize = graph.producers[value], graph.types[value].dtype.itemsize
         output = [name for name in producer.outputs if name].index(value)
         held = {t.device: self.pieces.piece(producer, t)[1][output] for t in self.tiles[producer.name] if t.part is None}
         fetched, joined = [0] * self.devices, 0
-        for device in range(self.devices):
-            need = self.needs.get((value, device))
-            if need is not None and (missing := need.size - (need.intersect(held[device]).size if device in held else 0)):
+        for device, need in needs.items():
+            if missing := need.size - (need.intersect(held[device]).size if device in held else 0):
                 fetched[device] = missing * itemsize
                 joined = max(joined, need.size * itemsize)
         if joined:
             self.open[value] = (fetched, joined)
+
+    def _needs_of(self, value: str) -> dict[int, ShapeMap]:
+        """Return what devices read of a value."""
+        return {device: need for device in range(self.devices) if (need := self.needs.get((value, device))) is not None}

@@ -205,10 +205,8 @@ class _Group:
             itemsize = phases.graph.types[value].dtype.itemsize
             for tile, missing in zip(self.tiles[node.name], self._fetched(node, operand), strict=True):
                 if missing:
-                    of = fetched[tile.device]
-                    of[value] = max(
-                        of.get(value, 0), missing * itemsize
-                    )  # of several that read it the one that reads most: it is sent once
+                    # Of several that read a value the one that fetches most: it is sent once.
+                    fetched[tile.device][value] = max(fetched[tile.device].get(value, 0), missing * itemsize)
                     read = phases.pieces.piece(node, tile)[0][operand]
                     joined = max(joined, 0 if read is None else read.size * itemsize)
         return phases.exchange_seconds([sum(of.values()) for of in fetched], joined)

@@ -169,9 +169,10 @@ def _output(said: Mapping[str, Any], binary: bool) -> RequestedOutput:
 def answer_body(name: str, version: str, asked: InferRequest, outputs: Sequence[tuple[str, Array]]) -> tuple[list[BodyBytes], int]:
     """Return an answer's parts, the JSON first and then views of raw tensors, and how long the JSON is where raw tensors may follow."""
     binary = {wanted.name: wanted.binary for wanted in asked.outputs}
-    listed = sum(array.size for output, array in outputs if not binary.get(output, asked.binary))
+    given = [(output, array, binary.get(output, asked.binary)) for output, array in outputs]
+    listed = sum(array.size for _, array, is_raw in given if not is_raw)
     with _LARGE if listed > _LARGE_NUMBERS else nullcontext():
-        return _answer_of(name, version, asked.id, [(output, array, binary.get(output, asked.binary)) for output, array in outputs])
+        return _answer_of(name, version, asked.id, given)
 
 
 def _answer_of(name: str, version: str, request: str, outputs: Sequence[tuple[str, Array, bool]]) -> tuple[list[BodyBytes], int]:
