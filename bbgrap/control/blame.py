@@ -162,7 +162,7 @@ class Blame:
         if len(request.deaths) < MAX_DEATHS or request.number not in self.requests.open:
             return []
         why = f"request {request.number} has ended the workers of agents and is not run again: {_said(request.deaths)}"
-        return self.requests.table.fail(request.number, "failed", Fault.EXECUTION, why)
+        return self.requests.table.fail(request.number, Fault.EXECUTION, why)
 
     def _deaths(self, epoch: int) -> list[Death]:
         """Return how the workers ended that a plan with an epoch has ended, or one of those that count together with it."""
@@ -192,7 +192,7 @@ class Blame:
             why = f"{why}; {since}, only for {seconds:g} s"
         done: list[CoordinatorInstruction] = [Log(f"{plan.called}: {why}", is_warning=True, event="given up", model=plan.model)]
         if request is not None and request.number in self.requests.open:
-            done += self.requests.table.fail(request.number, "failed", Fault.EXECUTION, f"request {request.number}: {why}")
+            done += self.requests.table.fail(request.number, Fault.EXECUTION, f"request {request.number}: {why}")
         for each in self._alike(plan):
             done += self._give_up(each, why, now + seconds)
         if plan.is_standby:

@@ -1,7 +1,7 @@
 """The queues of plans: who waits for a plan, and its requests.
 
     RunModel -> waiting -> (the plan, else the standby, has room) running -> answered
-                   ^----- what it ran on is lost --'                (a traced one: running -> recording -> answered)
+                   ^----- what it ran on is lost --'                (a traced one: computed, and answered with its records)
 
 Laws: every caller is answered exactly once; after `go_on`, nothing that takes requests is idle while a request waits for it, but what a
 node takes part in that is set aside; a variant is timed by requests that had the coordinator to themselves; a request that was accepted
@@ -189,22 +189,21 @@ class Requests:
                 done += self._fail_lost(request, request.sequence, NOT_KEPT)
             elif self.assigner.fits_nowhere(plan, request, self.table.now):
                 fault = Fault.EXECUTION if request.message.reads else Fault.INPUT
-                done += self.table.fail(request.number, "failed", fault, NO_PROGRAM.format(request.number))
+                done += self.table.fail(request.number, fault, NO_PROGRAM.format(request.number))
             elif why := self.assigner.waits_in_vain(plan, request):
-                done += self.table.fail(request.number, "failed", Fault.EXECUTION, f"request {request.number} has ended a worker: {why}")
+                done += self.table.fail(request.number, Fault.EXECUTION, f"request {request.number} has ended a worker: {why}")
             elif why := self.assigner.home_rests(request, self.table.now):
                 reason = f"request {request.number}: what has the state of its sequence is not run before its deadline: {why}"
-                done += self.table.fail(request.number, "failed", Fault.EXECUTION, reason)
+                done += self.table.fail(request.number, Fault.EXECUTION, reason)
         return done
 
     def _fail_lost(self, request: Request, sequence: Sequence, why: str) -> list[CoordinatorInstruction]:
-        return self.table.fail(request.number, "failed", Fault.STATE_LOST, f"{sequence.label}: its state is lost: {why}; begin it again")
+        return self.table.fail(request.number, Fault.STATE_LOST, f"{sequence.label}: its state is lost: {why}; begin it again")
 
     def _refuse_waiting(self, plan: ServedPlan, fault: Fault, reason: str) -> list[CoordinatorInstruction]:
-        return [instruction for number in list(plan.waiting) for instruction in self.table.fail(number, "failed", fault, reason)]
+        return [instruction for number in list(plan.waiting) for instruction in self.table.fail(number, fault, reason)]
 
     def _start(self, request: Request, variant: Variant, now: float) -> list[CoordinatorInstruction]:
-        request.tracker.move("variant free")
         there = self.members.living(variant.parts)
         if any(request.number < member.first_request for member in there):
             self.table.renumber(request)  # it came before a node of the plan joined, and is not what that one may still work on
@@ -234,7 +233,6 @@ class Requests:
         if request.sequence is not None and not self.sequences.ran(request, request.sequence):
             return self._go_on_replaying(request, request.sequence, now)
         if request.trace is not None:
-            request.tracker.move("computed")
             request.trace.done, request.trace.since = event, now
             return self._answer_traced(request)
         return self._answer(request, event, (), now)
@@ -258,7 +256,6 @@ class Requests:
             return []
         if request.trace is not None:
             request.trace.take(message.request, member.name, message.record)
-        request.tracker.move("Recorded")
         return self._answer_traced(request)
 
     def _answer_traced(self, request: Request) -> list[CoordinatorInstruction]:
@@ -289,7 +286,7 @@ class Requests:
             self.verifying.take(request, variant, event, self.table.now)
         devices = variant.device_names if records else ()
         answer = RunResult(request.caller[1], plan.number, event.outputs, event.payload, records, devices)
-        done = [ToClient(request.caller[0], answer), *log, *self.table.close(request, "finished")]
+        done = [ToClient(request.caller[0], answer), *log, *self.table.close(request, "done")]
         return [*done, *learn(request.plan, variant, now - started, self.loading, now)] if now is not None and alone else done
 
     def _has_answered(self, plan: ServedPlan) -> None:
@@ -304,7 +301,7 @@ class Requests:
         if event.request == self.verifying.running:
             return self.verifying.failed(event.reason)
         known = event.request in self.open
-        return self.table.fail(event.request, "failed", event.fault, event.reason) if known else self.synthetic.failed(event.request)
+        return self.table.fail(event.request, event.fault, event.reason) if known else self.synthetic.failed(event.request)
 
     def failed_on(self, member: Member, message: RequestFailed) -> list[CoordinatorInstruction]:
         """Fail a request that failed on an agent that takes part in it."""
@@ -324,7 +321,7 @@ class Requests:
             request.sequence.joins = False
             return self.recovery.take_back(variant, [request.number])[1]
         self._has_answered(variant.plan)
-        return self.table.fail(request.number, "RequestFailed", Fault.EXECUTION, f"agent '{member.name}': {message.reason}")
+        return self.table.fail(request.number, Fault.EXECUTION, f"agent '{member.name}': {message.reason}")
 
     def _state_lost(self, request: Request, sequence: Sequence, variant: Variant, reason: str) -> list[CoordinatorInstruction]:
         """Make a sequence's state anew that an agent does not have, if what it is made of is kept."""
@@ -336,7 +333,7 @@ class Requests:
     def cancel(self, caller: Caller) -> list[CoordinatorInstruction]:
         """Forget a caller without an answer."""
         if (request := self.table.by_caller.get(caller)) is not None:
-            return self.table.close(request, "Cancel")
+            return self.table.close(request, "cancelled")
         done: list[CoordinatorInstruction] = []
         for plan in self.planning.plans.values():
             if plan.callers.pop(caller, None) is not None:
@@ -359,7 +356,7 @@ class Requests:
                 state = "ran"
                 variant.plan.ran_late = not variant.plan.is_proven
             reason = f"request {request.number}: its deadline of {request.message.deadline_s:g} s passed while it {state}"
-            done += self.table.fail(request.number, "deadline", Fault.EXECUTION, reason)
+            done += self.table.fail(request.number, Fault.EXECUTION, reason)
         for plan in [plan for plan in self.planning.plans.values() if plan.callers]:
             done += [*callers_overdue(plan, stage_of(plan, self.members)[0], now), *self._let_be(plan)]
         return [*done, *self.planning.forget_oldest()]

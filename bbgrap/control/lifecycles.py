@@ -28,7 +28,6 @@ class Lifecycle(Enum):
     """An agent's view of its membership."""
     AGENT_DEPLOYMENT = "deployment on an agent"
     VARIANT = "variant as the coordinator sees it"
-    REQUEST = "request on the coordinator"
 
 
 def _stays(state: str, *events: str) -> Mapping[str, str]:
@@ -38,7 +37,6 @@ def _stays(state: str, *events: str) -> Mapping[str, str]:
 
 _COMMANDS = tuple(kind.__name__ for kind in get_args(AgentCommand) if kind not in {Welcome, Refused, Rejoin})
 _LOADING = ("WeightsMissing", "Deployed", "DeploymentFailed")
-_ANSWERED = dict.fromkeys(("finished", "RequestFailed", "failed", "Cancel", "deadline"), "answered")
 
 TABLES: Mapping[Lifecycle, Table] = {
     Lifecycle.AGENT: {
@@ -98,12 +96,6 @@ TABLES: Mapping[Lifecycle, Table] = {
         "ready": {**_stays("ready", *_LOADING), "load again": "loading", "agent away": "parted", "released": "ended"},
         "parted": {**_stays("parted", *_LOADING, "agent away", "load again"), "agents back": "loading", "released": "ended"},
         "ended": {},
-    },
-    Lifecycle.REQUEST: {
-        "waiting": {"variant free": "running", "failed": "answered", "Cancel": "answered", "deadline": "answered"},
-        "running": {"Recorded": "running", "computed": "recording", "taken back": "waiting", **_ANSWERED},
-        "recording": {"Recorded": "recording", "taken back": "waiting", **_ANSWERED},
-        "answered": {},
     },
 }
 

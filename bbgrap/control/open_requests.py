@@ -11,7 +11,6 @@ from bbgrap.control.audit import Ending
 from bbgrap.control.coordinator_events import RoutingId
 from bbgrap.control.coordinator_instructions import CoordinatorInstruction, Log, ToClient
 from bbgrap.control.coordinator_settings import Settings
-from bbgrap.control.lifecycles import Lifecycle, Tracker
 from bbgrap.control.loading import OVERDUE_S, PATIENCE_S, Loading
 from bbgrap.control.plans import Caller, ServedPlan
 from bbgrap.control.request import Request
@@ -64,8 +63,7 @@ class OpenRequests:
     def add(self, caller: Caller, message: RunModel, plan: ServedPlan, sequence: Sequence | None) -> None:
         """Take a request into the queue of its plan."""
         number = next(self._loading.epochs)
-        tracker = Tracker(Lifecycle.REQUEST, f"request {number}")
-        request = Request(number, caller, message, plan, self.now + message.deadline_s, tracker, self.now)
+        request = Request(number, caller, message, plan, self.now + message.deadline_s, self.now)
         request.sequence, request.came = sequence, number
         self.by_number[number] = self.by_caller[caller] = request
         self.bytes += request.bytes
@@ -85,10 +83,10 @@ class OpenRequests:
 
     def forgotten(self) -> list[CoordinatorInstruction]:
         """Forget what waits and has not been asked after for long; a client that asks after it later is told so, and says it again."""
-        waiting = [request for request in self.by_number.values() if request.tracker.state == "waiting"]
+        waiting = [request for request in self.by_number.values() if not request.epoch]
         # What its client has said since is about as large, and its asking comes after that.
         gone = [request for request in waiting if self.now - request.asked > UNASKED_S + request.bytes / SLOWEST_LINK]
-        done = [instruction for request in gone for instruction in self.close(request, "Cancel")]
+        done = [instruction for request in gone for instruction in self.close(request, "cancelled")]
         return [*done, Log(f"{len(gone)} requests are forgotten: no client asks after them any more")] if gone else []
 
     def renumber(self, request: Request) -> None:
@@ -99,16 +97,14 @@ class OpenRequests:
         request.number = next(self._loading.epochs)
         self.by_number[request.number] = request
 
-    def fail(self, number: int, event: str, fault: Fault, reason: str) -> list[CoordinatorInstruction]:
+    def fail(self, number: int, fault: Fault, reason: str) -> list[CoordinatorInstruction]:
         """Answer a request with an error."""
         request = self.by_number[number]
-        done = self.close(request, event)
+        done = self.close(request, "failed")
         return [ToClient(request.caller[0], Failed(request.caller[1], fault, reason)), *done]
 
-    def close(self, request: Request, event: str) -> list[CoordinatorInstruction]:
+    def close(self, request: Request, how: Ending) -> list[CoordinatorInstruction]:
         """Forget a request here, and everywhere it may still run."""
-        request.tracker.move(event)
-        how: Ending = "done" if event == "finished" else "cancelled" if event == "Cancel" else "failed"
         variant = self._loading.by_epoch.get(request.epoch)
         self._statistics.ended(request, how, self.now, None if variant is None else variant.queue.running[request.number])
         del self.by_number[request.number], self.by_caller[request.caller]
@@ -127,7 +123,7 @@ class OpenRequests:
             return []
         del variant.queue.running[request.number]
         self._loading.touch(variant.plan)
-        if event == "finished":
+        if how == "done":
             return []
         return self._loading.abandon(variant, request.number, self.patience_with(request))
 

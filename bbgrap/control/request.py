@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from bbgrap.control.coordinator_events import RequestDone
-from bbgrap.control.lifecycles import Tracker
 from bbgrap.control.plans import Caller, Death, ServedPlan
 from bbgrap.control.sequence import Sequence
 from bbgrap.errors import RemoteProtocolError
@@ -71,7 +70,6 @@ class Request:
     message: RunModel
     plan: ServedPlan
     deadline: float
-    tracker: Tracker
     asked: float
     """When its client said it or asked after it last, in seconds."""
     epoch: int = 0
@@ -93,6 +91,11 @@ class Request:
     """Its first number: one that runs again keeps its place among those that wait."""
     is_drawn: bool = False
     """Whether it is verified when it has been answered."""
+
+    @property
+    def is_computed(self) -> bool:
+        """Whether only its records are missing."""
+        return self.trace is not None and self.trace.done is not None
 
     @property
     def interruptions(self) -> int:

@@ -54,7 +54,7 @@ class RequestRecovery:
                     names = ", ".join(f"'{name}'" for name in request.lost)
                     what = f"request {request.number}: agents {names} were lost while it ran"
                     reason = f"{what}; it may be what ends them, so it is not run again"
-                    done += self._table.fail(request.number, "failed", Fault.EXECUTION, reason)
+                    done += self._table.fail(request.number, Fault.EXECUTION, reason)
         return done
 
     def lose_variant(self, variant: Variant, node: str, reason: str, now: float) -> list[CoordinatorInstruction]:
@@ -118,7 +118,6 @@ class RequestRecovery:
             request = self._table.by_number[number]
             done += self._loading.abandon(variant, number, self._table.patience_with(request))
             del variant.queue.running[number]
-            request.tracker.move("taken back")
             request.epoch = 0
             self._table.renumber(request)
             request.plan.waiting.append(request.number)

@@ -72,7 +72,7 @@ def stalled(requests: dict[int, Request], loading: Loading, now: float) -> Itera
         there = loading.members.living(variant.parts)
         for number, started in list(variant.queue.running.items()):
             request = requests.get(number)
-            if request is None or request.tracker.state != "running":
+            if request is None or request.is_computed:
                 continue
             patience = (max(STALLED_S, USUAL * variant.usual_s) + _on_its_way_s(request, variant, there)) * _longer(request)
             if now - started <= patience:

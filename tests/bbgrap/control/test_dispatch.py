@@ -314,7 +314,7 @@ def test_recorded_requests_of_a_lost_agent_are_recorded_anew():
     # One of them has been answered, and the agent is gone before it told when it did what.
     wire.to_coordinator(ce.RequestDone(mine[0], (), (), record_of(2)))
     requests = wire.coordinator.requests
-    assert requests.open[mine[0]].tracker.state == "recording"
+    assert requests.open[mine[0]].is_computed
     wire.finish_requests = lambda: False
     wire.wait(1.0)
     assert not set(mine) & set(requests.open)

@@ -25,14 +25,14 @@ def test_every_role_can_come_to_an_end(role):
 
 
 def test_an_illegal_move_says_who_where_and_how_it_came_to_that():
-    request = Tracker(Lifecycle.REQUEST, "request 7")
-    request.move("variant free")
-    request.move("finished")
+    variant = Tracker(Lifecycle.VARIANT, "epoch 7")
+    variant.move("load")
+    variant.move("released")
     with pytest.raises(RemoteProtocolError) as remote:
-        request.move("RequestFailed")
+        variant.move("Deployed")
     assert str(remote.value) == (
-        "request on the coordinator, request 7: got 'RequestFailed' while answered; expected nothing any more; "
-        "before: variant free -> running, finished -> answered"
+        "variant as the coordinator sees it, epoch 7: got 'Deployed' while ended; expected nothing any more; "
+        "before: load -> loading, released -> ended"
     )
-    with pytest.raises(LocalProtocolError, match="expected Cancel, deadline, failed, variant free"):
-        Tracker(Lifecycle.REQUEST, "request 8").move("finished")
+    with pytest.raises(LocalProtocolError, match="expected Deployed, DeploymentFailed, WeightsMissing, agent away, load, released"):
+        Tracker(Lifecycle.VARIANT, "epoch 8").move("all loaded")

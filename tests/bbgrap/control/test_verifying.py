@@ -8,7 +8,6 @@ from bbgrap.control import agent_events as ae
 from bbgrap.control import coordinator_events as ce
 from bbgrap.control import coordinator_instructions, coordinator_settings, verifying
 from bbgrap.control.audit import EVERY_S
-from bbgrap.control.lifecycles import Lifecycle, Tracker
 from bbgrap.control.request import Request
 from bbgrap.control.stalls import UNAWAITED_STALLED_S
 from bbgrap.control.verifying import GIVE_WAY_S, RUN_WITHIN_S, suspects
@@ -294,7 +293,7 @@ def test_what_cannot_be_compared_is_counted_and_names_nobody():
 
 def request_of(number, payload=()):
     message = c.RunModel(1, "ab" * 32, 1.0, (), payload)
-    return Request(number, (b"x", 1), message, None, 0.0, Tracker(Lifecycle.REQUEST, "r"), 0.0)
+    return Request(number, (b"x", 1), message, None, 0.0, 0.0)
 
 
 def drawn(settings, count=4000):
