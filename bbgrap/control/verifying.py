@@ -119,15 +119,8 @@ class Verifying:
 
     def draw(self, request: Request) -> bool:
         """Decide as a request starts whether it is verified."""
-        if not self._settings.verify_fraction:
-            return False
         digest = blake2b(request.number.to_bytes(16, "big"), digest_size=8, key=self._settings.verify_key).digest()
-        if int.from_bytes(digest, "big") >= self._settings.verify_fraction * 2.0**64:
-            return False
-        if self._bytes + request.bytes > MAX_BYTES:
-            self._tally["skipped, memory"] += 1
-            return False
-        return True
+        return int.from_bytes(digest, "big") < self._settings.verify_fraction * 2.0**64
 
     def take(self, request: Request, variant: Variant, event: RequestDone, now: float) -> None:
         """Take a request that was drawn and has been answered."""
