@@ -58,7 +58,7 @@ class _Round:
 
     number: int
     began: float
-    callers: list[Caller]
+    callers: dict[Caller, None]
     waiting: set[str]
     """Agents, and the empty name for the coordinator's own machine."""
     found: dict[str, tuple[MachineFacts, float]] = field(default_factory=dict)
@@ -125,11 +125,10 @@ class Queries:
         if self._round is not None:
             if len(self._round.callers) >= MAX_ASKING:
                 return [ToClient(caller[0], Failed(caller[1], Fault.BUSY, f"inspection: {MAX_ASKING} calls wait already; try again later"))]
-            if caller not in self._round.callers:
-                self._round.callers.append(caller)
+            self._round.callers[caller] = None
             return []
         alive = self.members.alive()
-        running = self._round = _Round(next(self._numbers), now, [caller], {"", *(member.name for member in alive)})
+        running = self._round = _Round(next(self._numbers), now, {caller: None}, {"", *(member.name for member in alive)})
         return [ReadMachine(), *(ToAgent(member.identity, Inspect(running.number)) for member in alive)]
 
     def inspected(self, member: Member, message: Inspected, now: float) -> list[CoordinatorInstruction]:
