@@ -55,13 +55,18 @@ class RequestAssigner:
 
     def _places(self, request: Request, free: Iterable[Variant]) -> tuple[int, ...]:
         """Return where a request of a sequence may run: at its home, or else on which of those that have room; nothing for others."""
-        sequence = request.sequence
-        if sequence is None:
+        if (sequence := request.sequence) is None:
             return ()
-        home = self._sequences.home(sequence)
-        if home is not None and fits(home, sequence, request):
+        if (home := self._home(request)) is not None:
             return (home.epoch,)
         return 0, *(variant.epoch for variant in free if fits(variant, sequence, request))
+
+    def _home(self, request: Request) -> Variant | None:
+        """Return what has the state of a request's sequence, if the request may run there."""
+        if (sequence := request.sequence) is None:
+            return None
+        home = self._sequences.home(sequence)
+        return home if home is not None and fits(home, sequence, request) else None
 
     def in_turn(self, standby: ServedPlan, plans: Iterable[ServedPlan]) -> list[ServedPlan]:
         """Return plans of a standby in the order in which their requests have their turns on it; before them those without any."""
@@ -79,9 +84,7 @@ class RequestAssigner:
 
     def choose(self, plan: ServedPlan, request: Request, now: float) -> Variant | None:
         """Return what a request runs on now: the plan, or the standby until there is one; None if it has to wait."""
-        sequence = request.sequence
-        home = None if sequence is None else self._sequences.home(sequence)
-        if home is not None and sequence is not None and fits(home, sequence, request):
+        if (home := self._home(request)) is not None:
             # The state is there: it waits for that rather than computing it anew.
             return home if home.queue.has_room and not home.suspects and self._may_take(home, request) else None
         mine = [v for v in plan.open_variants if self._may_take(v, request)] if plan.serves else []
@@ -104,7 +107,7 @@ class RequestAssigner:
 
         def cost(copy: Variant) -> tuple[float, ...]:
             shares = not loading.isdisjoint(copy.parts)
-            homes = 0 if sequence is None else self._sequences.homes(copy.epoch)
+            homes = 0 if request.sequence is None else self._sequences.homes(copy.epoch)
             return homes, len(copy.queue.running), copy.usual_s * (LOADING_COSTS if shares else 1.0), shares, copy.epoch
 
         return min(free, key=cost, default=None)
@@ -137,8 +140,7 @@ class RequestAssigner:
         """Whether it is one of a sequence, all that is loaded for its plan is for others, and nothing else will be."""
         if (sequence := request.sequence) is None or self._sequences.waits_for_home(sequence, now):
             return False
-        home = self._sequences.home(sequence)
-        if home is not None and fits(home, sequence, request):
+        if self._home(request) is not None:
             return False  # links of it may be tried, or a newer one may take all that is new
         helper = plan.helper
         if not plan.answering or (helper is not None and not helper.open_variants and self.can_answer(helper, now)):
