@@ -68,10 +68,9 @@ class Standbys:
         done: list[CoordinatorInstruction] = []
         has_just_begun = now - self.began <= IN_USE_S
         known = [standby for standby in self.by_model.values() if not (has_just_begun and standby.asked == self.began)]
-        awake = sorted((standby for standby in known if not standby.is_dormant), key=lambda standby: standby.asked)
         referred = {plan.standby for plan in plans}
         wanted = {plan.standby for plan in plans if plan.is_wanted}
-        for standby in awake[:-MAX_STANDBYS]:
+        for standby in sorted(known, key=lambda standby: standby.asked)[:-MAX_STANDBYS]:
             if not standby.running and standby not in wanted:
                 if standby.planned and not standby.variants:
                     done.append(ForgetPlan(standby.latest))  # else it goes with its last copy
