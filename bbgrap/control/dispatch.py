@@ -244,10 +244,7 @@ class Requests:
         variant = self.loading.by_epoch[request.epoch]
         del variant.queue.running[request.number]
         self.table.renumber(request)
-        variant.queue.running[request.number] = now
-        if request.message.record:
-            request.trace = OpenTrace(variant.devices, len(variant.nodes))
-        return self.sequences.start(request, sequence, variant)
+        return self._start(request, variant, now)
 
     def recorded(self, member: Member, message: Recorded) -> list[CoordinatorInstruction]:
         """Take what an agent tells of when it did what for a request."""
