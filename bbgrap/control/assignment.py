@@ -130,11 +130,10 @@ class RequestAssigner:
         return next((v for v in standby.variants if v.queue.running and not is_behind_another(v, self._loading)), None)
 
     def _may_take(self, variant: Variant, request: Request) -> bool:
-        """Whether a variant is for such requests, and no agent of it is busy with a segment of another one for unusually long."""
+        """Whether a variant is for such requests, and no agent of it is busy with a segment for unusually long."""
         if request.sequence is not None and not fits(variant, request.sequence, request):
             return False
-        there = self._members.living(variant.parts)
-        return not any(is_stuck(member, self._loading) and member.beat.request != request.number for member in there)
+        return not any(is_stuck(member, self._loading) for member in self._members.living(variant.parts))
 
     def fits_nowhere(self, plan: ServedPlan, request: Request, now: float) -> bool:
         """Whether it is one of a sequence, all that is loaded for its plan is for others, and nothing else will be."""
