@@ -59,9 +59,8 @@ class MadePlans:
         self.loading.touch(plan)
         return [*done, Log(f"{plan.called}: a plan without '{name}' is made, and is loaded when that is lost")] if made.variants else done
 
-    def take_held(self, plan: ServedPlan, world: str, now: float) -> list[CoordinatorInstruction]:
+    def take_held(self, plan: ServedPlan, made: MadeAhead, now: float) -> list[CoordinatorInstruction]:
         """Have agents load what was made for the loss that has come; what was held for others is of the past."""
-        made = next(made for made in plan.held.values() if made.job.world == world and made.variants)
         del plan.held[made.job.spare_for]
         return [*self.forget_held(plan), *self.take(plan, replace(made.job, spare_for="", is_ahead=False), made.variants, now)]
 

@@ -154,8 +154,8 @@ class Planning:
         self._go_back(plan, world, now)
         if not (is_earned or self._is_nearly_earned(plan, now)) or not self._may_begin(plan, able, world, now):
             return self._leave_to_standby(plan, able, world)
-        if any(made.job.world == world and made.variants for made in plan.held.values()):
-            return self.made.take_held(plan, world, now)
+        if (held := next((made for made in plan.held.values() if made.job.world == world and made.variants), None)) is not None:
+            return self.made.take_held(plan, held, now)
         if self._is_before_standby(plan, now):
             self._behind[plan] = None
             return []

@@ -7,6 +7,7 @@ import pytest
 
 from bbgrap.control import coordinator_events as ce
 from bbgrap.control import coordinator_instructions
+from bbgrap.control.planning import SETTLE_S
 from bbgrap.control.plans import IN_USE_S, MadeAhead
 from bbgrap.planners.options import PlanOptions
 from bbgrap.protocol import client_messages as c
@@ -104,6 +105,20 @@ def test_what_has_no_room_beside_what_serves_is_made_and_loaded_when_an_agent_is
     (plan,) = (plan for plan in wire.coordinator.planning.plans.values() if not plan.is_standby)
     assert plan.serving[0].parts.keys() == {*"abc"} - {lost}
     assert not any(lost in made.job.names for made in plan.held.values()), "what was made over it is of the past"
+
+
+def test_what_is_held_for_a_loss_is_not_loaded_when_an_agent_comes():
+    wire = large_wire("a", "b", "c", plan=beside_nothing())
+    (plan,) = wire.coordinator.planning.plans.values()
+    before, wire.plan = list(plan.variants), lambda job: None
+    wire.add_agent("d")
+    wire.until_answered(wire.run())
+    wire.settle_for(SETTLE_S + 1.0)
+    assert len(wire.jobs[-1].cluster.nodes) == 3, "the next loss of an agent that serves"
+    wire.carry_plan(ce.PlanFailed(wire.jobs[-1].job, c.Fault.PLAN, "it fits no three nodes"))
+    wire.settle()
+    assert plan.variants == before
+    assert len(wire.jobs[-1].cluster.nodes) == 4
 
 
 def test_for_agents_that_are_gone_for_good_nothing_is_held():
