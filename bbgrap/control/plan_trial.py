@@ -24,7 +24,7 @@ class PlanTrial:
     standby: deque[NodesTime] = field(default_factory=lambda: deque(maxlen=KEPT))
     scaled: deque[NodesTime] = field(default_factory=lambda: deque(maxlen=KEPT))
     seen: tuple[NodesTime, ...] = ()
-    """Those of the standby from before the plan served."""
+    """Those of the standby from before the plan served, or was compared with it."""
     doubted_s: float = 0.0
     """What requests take on a plan that serves, since it is doubted that this is less than on the standby; 0: it is not."""
     _turns: int = 0
@@ -35,8 +35,9 @@ class PlanTrial:
         self.standby.clear()
 
     def doubt(self, took: float, copies: Collection[tuple[str, ...]]) -> None:
-        """Compare with the standby anew, if it took less before the plan served than that takes now."""
-        if any(on in copies and seconds < took for on, seconds in self.seen):
+        """Compare with the standby anew, if a copy took less when it was seen than the plan takes now, or was not seen."""
+        slow = {on for on, _ in self.seen} - {on for on, seconds in self.seen if seconds < took}
+        if not slow.issuperset(copies):
             self.doubted_s = took
             self.standby.clear()
 

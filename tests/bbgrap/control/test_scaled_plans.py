@@ -199,6 +199,21 @@ def test_one_that_was_searched_for_is_not_compared_with_the_standby_on_a_node_th
     assert story.served(FIRST, 3) == [rest] * 3
 
 
+def test_a_plan_that_was_waited_for_and_has_become_slower_than_a_copy_that_was_never_asked_goes():
+    """One of two nodes lost 70 % of its core: after `prepare` a plan took 250 ms for good, the standby on the other node would have 93."""
+    story = Story(both=0.01, alone=0.02)
+    story.prepare(FIRST)
+    assert story.served(FIRST, 20) == [BOTH] * 20
+    story.wire.seconds |= {BOTH: 0.05, A: 0.06}
+    took = story.served(FIRST, 100)
+    assert took[-10:] == [B] * 10
+    story.wire.seconds |= {BOTH: 0.01, A: 0.02}
+    story.wire.settle_for(SLOWER_AGAIN_S)
+    story.served(FIRST)
+    story.wire.settle_for(10.0)
+    assert story.served(FIRST, 3) == [BOTH] * 3
+
+
 def test_a_planner_that_fails_after_a_plan_was_slower_than_the_standby_is_asked_again_as_soon_as_any():
     """It counted as its seventh failure in a row: no plan was made over all agents for another minute (simulation 43065412)."""
     story = Story(both=0.03, alone=0.02)
