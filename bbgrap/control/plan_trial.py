@@ -23,23 +23,31 @@ class PlanTrial:
 
     standby: deque[NodesTime] = field(default_factory=lambda: deque(maxlen=KEPT))
     scaled: deque[NodesTime] = field(default_factory=lambda: deque(maxlen=KEPT))
-    seen: tuple[NodesTime, ...] = ()
-    """Those of the standby from before the plan served, or was compared with it."""
+    seen: dict[tuple[str, ...], float] = field(default_factory=dict)
+    """The least that a copy took when it was asked last: before the plan served, or compared with it."""
     doubted_s: float = 0.0
-    """What requests take on a plan that serves, since it is doubted that this is less than on the standby; 0: it is not."""
+    """What requests took on a plan that serves, since it is doubted that this is less than on the standby; 0: it is not."""
+    meanwhile: list[float] = field(default_factory=list)
+    """What those take on it that have their turns with the standby's, in seconds."""
     _turns: int = 0
 
     def serves(self) -> None:
         """Note that the plan serves, or goes on to: what the standby takes is not asked any more for now."""
-        self.seen, self.doubted_s = tuple(self.standby) or self.seen, 0.0
+        self.seen |= {on: min(seconds for other, seconds in self.standby if other == on) for on, _ in self.standby}
+        self.doubted_s = 0.0
         self.standby.clear()
 
     def doubt(self, took: float, copies: Collection[tuple[str, ...]]) -> None:
-        """Compare with the standby anew, if a copy took less when it was seen than the plan takes now, or was not seen."""
-        slow = {on for on, _ in self.seen} - {on for on, seconds in self.seen if seconds < took}
-        if not slow.issuperset(copies):
+        """Compare with the standby anew, if a copy took less when it was asked last than the plan takes now, or never was."""
+        if any(self.seen.get(on, 0.0) < took for on in copies):
             self.doubted_s = took
             self.standby.clear()
+            self.meanwhile.clear()
+
+    @property
+    def takes_s(self) -> float:
+        """What requests take on a plan that is doubted: what made it slow may be over while the standby is asked."""
+        return min(self.doubted_s, median(self.meanwhile or [self.doubted_s]))
 
     def is_turn_of_standby(self) -> bool:
         """Whether the next request takes a copy: every second one, while a plan is doubted."""

@@ -93,12 +93,14 @@ def learn(plan: ServedPlan, variant: Variant, seconds: float, loading: Loading, 
         trial.standby.append((nodes, seconds))
     elif variant.is_scaled:
         trial.scaled.append((nodes, seconds))
+    if trial.doubted_s and variant in plan.serving:
+        trial.meanwhile.append(seconds)
     copies = _copies_of(plan)
     if plan.policy.drifted_s and _is_by_latency(plan):
         trial.doubt(plan.policy.drifted_s, copies)
         plan.policy.drifted_s = 0.0
     if trial.doubted_s and len(trial.standby) >= TRIALS and plan.open_variants:
-        if why := slower_than_standby(plan, trial.doubted_s):
+        if why := slower_than_standby(plan, trial.takes_s):
             trial.doubted_s = 0.0
             plan.was_slower(now)
             return give_up(plan, [v for v in plan.variants if not v.queue.running], why, loading)

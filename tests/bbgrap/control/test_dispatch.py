@@ -22,8 +22,8 @@ BOTH, ALONE = ("a", "b"), ("a",)
 
 
 def timed_wire(both, alone, options=AUTO):
-    """Two agents; a request takes that long on both of them and on the best one alone."""
-    return ready_wire("a", "b", options=options, seconds={BOTH: both, ALONE: alone})
+    """Two equal agents; a request takes that long on both of them and on one alone."""
+    return ready_wire("a", "b", options=options, seconds={BOTH: both, ALONE: alone, ("b",): alone})
 
 
 def served(wire, count):

@@ -214,6 +214,24 @@ def test_a_plan_that_was_waited_for_and_has_become_slower_than_a_copy_that_was_n
     assert story.served(FIRST, 3) == [BOTH] * 3
 
 
+@pytest.mark.parametrize("is_seen", [False, True])
+def test_a_plan_that_was_slow_for_a_moment_is_compared_with_the_standby_as_it_is_then(is_seen):
+    """Another program ran for a second: the standby, asked after that, took less than the plan had, and served for a minute."""
+    story = Story(both=0.01, alone=0.02)
+    if is_seen:
+        searched_beside_standby(story, only_over_both)
+    else:
+        story.wire.plan = only_over_both
+        story.prepare(FIRST)
+    story.served(FIRST, 20)
+    story.wire.seconds[BOTH] = 0.04
+    while not story.plan(FIRST).trial.doubted_s:
+        story.served(FIRST)
+    story.wire.seconds[BOTH] = 0.01
+    assert len([nodes for nodes in story.served(FIRST, 50) if nodes != BOTH]) <= TRIALS
+    assert story.served(FIRST, 20) == [BOTH] * 20
+
+
 def test_a_planner_that_fails_after_a_plan_was_slower_than_the_standby_is_asked_again_as_soon_as_any():
     """It counted as its seventh failure in a row: no plan was made over all agents for another minute (simulation 43065412)."""
     story = Story(both=0.03, alone=0.02)
