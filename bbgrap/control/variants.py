@@ -173,12 +173,12 @@ class LowestLatency:
         """Take the time of a request that ended well, if it ran alone; returns whether another variant serves now."""
         if not alone:
             return False
-        if self._trial is not None:
-            self._trial.setdefault(queue.epoch, []).append(now - started)
-            return self._decide(self._trial)
         if queue.epoch == self.serving:
             self._recent.append(now - started)
             self._watch()
+        if self._trial is not None:
+            self._trial.setdefault(queue.epoch, []).append(now - started)
+            return self._decide(self._trial)
         return False
 
     def lost(self, epoch: int) -> None:
@@ -197,9 +197,12 @@ class LowestLatency:
         if self._baseline is None:
             # Synthetic requests rest between each other: a node that may compute for a part of each moment only is slower without.
             self._baseline = self.medians.get(self.serving, current)
+        rivals = frozenset(epoch for epoch in self._open if epoch != self.serving and self._takes(epoch) < current)
+        if self._trial is not None and (self._share == RIVAL_SHARE or not rivals):
+            return  # what is compared already goes on, unless there are rivals only now: they are tried first and often
         if abs(current - self._baseline) > DRIFT * self._baseline:
             self.drifted_s = min([current, *(self._takes(epoch) for epoch in self._open if epoch != self.serving)])
-            rivals = frozenset(epoch for epoch in self._open if epoch != self.serving and self._takes(epoch) < current)
+            self._baseline = current
             self._compare(rivals, RIVAL_SHARE if rivals else TRIAL_SHARE)
 
     @property
@@ -214,6 +217,7 @@ class LowestLatency:
             return
         self._trial, self._rivals, self._share = {}, rivals, share
         self._turn = 0
+        self._recent.clear()
 
     def _decide(self, trial: Mapping[int, Sequence[float]]) -> bool:
         """End a comparison if every variant that it is about has been tried often enough."""

@@ -111,6 +111,15 @@ def test_when_all_plans_over_a_link_become_slow_one_node_serves_soon():
     assert policy.serving == 5
 
 
+def test_what_becomes_far_slower_while_others_are_tried_now_and_then_is_replaced_soon():
+    """A drift of 25 % had begun a comparison; then a node lost 70 % of its core, and for 240 requests nobody looked at what they took."""
+    policy = started({PLAN: 1.0, SINGLE: 1.5, 3: 1.6}, (PLAN, SINGLE, 3))
+    feed(policy, {PLAN: 1.0, SINGLE: 1.5, 3: 1.6}, 2 * WINDOW)
+    feed(policy, {PLAN: 1.25, SINGLE: 1.5, 3: 1.6}, 2 * WINDOW)
+    took, _ = feed(policy, {PLAN: 4.0, SINGLE: 1.5, 3: 1.6}, 100)
+    assert took[60:].count(PLAN) <= 2
+
+
 def test_a_plan_that_was_slow_for_a_moment_serves_again():
     known = {PLAN: 1.0, SINGLE: 1.6}
     policy = started(known)
