@@ -27,10 +27,6 @@ from bbgrap.protocol.tensors import decode_array, encode_array, view_of
 from bbgrap.runtime.schedule import LocalPart, LocalReceive, LocalSend, Schedule, part_shape
 
 _ALIGN = 8
-_MIN_BLOCK = 16 << 10
-"""Dense blocks from here on are sent from where they are; smaller ones are copied together. Measured: a copy of 16 KB takes as long as
-a piece more in a system call."""
-_FLOAT = np.dtype(np.float32)
 _FIXED = STORABLE - {DType.STRING}
 _MAX_RANK = 64
 _MOST_BESIDES = 8 * (2 + _MAX_RANK) + 16
@@ -111,7 +107,7 @@ def layouts_received(schedule: Schedule) -> Mapping[int, MessageLayout]:
 
 
 def pack(layout: MessageLayout, parts: Sequence[Array]) -> list[BytesLike]:
-    """Return the payload of some parts, in pieces: views of dense parts, copies of others, except large ones of few dense blocks.
+    """Return the payload of some parts, in pieces: views of dense parts, copies of others.
 
     Raises:
         ModelError: if a part has no numpy counterpart or not the type the schedule says.
@@ -121,7 +117,7 @@ def pack(layout: MessageLayout, parts: Sequence[Array]) -> list[BytesLike]:
         for place, kind, part in zip(layout.fields, layout.types, parts, strict=True):
             if part.shape != place.shape or part.dtype != place.dtype:
                 raise _not_planned(kind, part)
-            pieces += _dense_pieces(part) if place.wire == "exact" else _content(part, place.wire)
+            pieces += _content(part, place.wire)
             if place.padding:
                 pieces.append(bytes(place.padding))
         return pieces
@@ -142,7 +138,7 @@ def _content(part: Array, wire: WireType) -> list[BytesLike]:
             return [encode_array(part)]
         case "dictionary":
             encoded = encode_with_dictionary(part)
-            return [EXACT, *_dense_pieces(part)] if encoded is None else [encoded.data]
+            return [EXACT, encode_array(part)] if encoded is None else [encoded.data]
         case "float16" | "int8":
             return [encode_floats(part, wire).data]
 
@@ -150,27 +146,6 @@ def _content(part: Array, wire: WireType) -> list[BytesLike]:
 def _is_told(kind: TensorType, wire: WireType) -> bool:
     """Whether only the run tells how many bytes a part has; they are sent with it then."""
     return wire == "dictionary" or not _fixed(kind)
-
-
-def _dense_pieces(part: Array) -> list[BytesLike]:
-    return [_bytes_of(part)] if part.flags.c_contiguous else _blocks(part)
-
-
-def _bytes_of(dense: Array) -> BytesLike:
-    if dense.dtype == _FLOAT and dense.size:
-        return dense.data.cast("B")  # one call instead of three: right after a kernel none of their code is in a cache
-    return dense.reshape(-1).view(np.uint8).data
-
-
-def _blocks(part: Array) -> list[BytesLike]:
-    """Return the bytes of a part with gaps: its dense blocks if they are large, else a copy."""
-    axis, size = part.ndim, part.itemsize
-    while axis and (part.strides[axis - 1] == size or part.shape[axis - 1] == 1):
-        axis -= 1
-        size *= part.shape[axis]
-    if size < _MIN_BLOCK:
-        return [_bytes_of(np.ascontiguousarray(part))]
-    return [_bytes_of(part[index]) for index in np.ndindex(part.shape[:axis])]
 
 
 def _not_planned(kind: TensorType, part: Array) -> ModelError:

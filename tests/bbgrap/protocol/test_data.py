@@ -151,15 +151,12 @@ def test_a_single_dense_part_is_not_copied():
     np.testing.assert_array_equal(back, array)
 
 
-@pytest.mark.parametrize(("channels", "pieces"), [(3, 3), (200, 1)])
-def test_large_blocks_are_sent_from_where_they_are(channels, pieces):
-    whole = np.random.default_rng(0).random((1, channels, 40_000 // channels, 16), dtype=np.float32)
-    part = whole[:, :, 1 : whole.shape[2] // 2]
+def test_a_part_with_gaps_is_one_piece():
+    whole = np.random.default_rng(0).random((1, 3, 40, 16), dtype=np.float32)
+    part = whole[:, :, 1:20]
     layout = MessageLayout(1, (TensorType(DType.FLOAT, part.shape),))
-    payload = pack(layout, [part])
-    assert len(payload) == pieces
-    assert np.shares_memory(np.frombuffer(payload[0], np.uint8), whole) == (pieces > 1)
-    np.testing.assert_array_equal(unpack(layout, b"".join(payload))[0], part)
+    (payload,) = pack(layout, [part])
+    np.testing.assert_array_equal(unpack(layout, payload)[0], part)
 
 
 def test_misaligned_content_is_copied():
