@@ -4,7 +4,7 @@
                 └── no ──► backlog ── writer thread ──► network
 
 Whoever sends writes into the connection itself, so the usual message costs one system call and no change of threads. What the network
-does not take at once, the writer thread sends; it also opens connections, finds out that they are broken, and opens them anew. Nothing is
+does not take at once, the writer thread sends; it also opens connections, finds out that they are broken, and opens them anew. Little is
 copied. What a system had accepted for a connection that broke may be lost, and nobody can know: so what waited for it is forgotten too, and
 `on_broken` is told before the next message leaves. Laws: messages to one address leave in order, without a gap that was not told of; a
 connection that has carried no message breaks in silence, and what waited goes over the next one.
@@ -30,13 +30,15 @@ from bbgrap.transport.memory_broker import MemoryClient
 from bbgrap.transport.name_resolver import NameResolver
 from bbgrap.transport.outgoing_connection import OutgoingConnection
 from bbgrap.transport.payload_memory import PayloadWriter
-from bbgrap.transport.tls import HANDSHAKE_S, records
+from bbgrap.transport.tls import HANDSHAKE_S
 from bbgrap.transport.wakeup_queue import WakeupQueue
 
 MAX_BACKLOG_BYTES = 64 << 20
 """What may wait for one address: half a second at 1 Gbit/s. Chosen."""
 MAX_LARGE_MESSAGES = 16
 """So many messages may wait however large they are: those of a few requests in flight, of a model with huge tensors. Chosen."""
+_JOINED_BYTES = 64 << 10
+"""Messages up to here are one piece for TLS, of which each piece is a record with its system calls. Chosen: larger ones need several."""
 _LINGER_S = 0.2
 _FIRST_RETRY_S = 0.05
 _LAST_RETRY_S = 1.0
@@ -122,8 +124,8 @@ class Outbox:
             return
         with self._lock:
             pieces, total = outgoing.framed(header, payload)
-            if self._context is not None:
-                pieces = records(pieces)
+            if self._context is not None and total <= _JOINED_BYTES:
+                pieces = [b"".join(pieces)]
             sent = outgoing.write(pieces) if outgoing.ready and not outgoing.backlog else 0
             if sent == total:
                 outgoing.passed(total)

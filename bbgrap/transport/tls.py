@@ -1,8 +1,7 @@
-"""TLS 1.3 on the data plane: contexts, what a message is cut into, and errors in words.
+"""TLS 1.3 on the data plane: contexts, and errors in words.
 
-OpenSSL writes and reads one record of 16 KiB in a call, and each costs system calls. So small pieces of a message are put together until
-they fill a record, and large ones are encrypted where they are. Measured on one core each: SSLSocket is faster than MemoryBIO up to 64 KiB,
-and simpler; of what comes nothing stays in OpenSSL but the record that is incomplete.
+OpenSSL writes and reads one record of 16 KiB in a call, and each costs system calls. Measured on one core each: SSLSocket is faster than
+MemoryBIO up to 64 KiB, and simpler; of what comes nothing stays in OpenSSL but the record that is incomplete.
 """
 
 from __future__ import annotations
@@ -10,18 +9,15 @@ from __future__ import annotations
 import os
 import ssl
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from bbgrap.protocol.messages import BytesLike
 from bbgrap.transport.identity import TlsIdentity, fingerprint_of
 from bbgrap.transport.shared_memory import make_memory
 
-RECORD_BYTES = 16 << 10
-"""What a record holds."""
-RECORD_ON_WIRE = RECORD_BYTES + 256 + 5
-"""The most that it may take on the network (RFC 8446, 5.2)."""
+RECORD_ON_WIRE = (16 << 10) + 256 + 5
+"""The most that a record may take on the network (RFC 8446, 5.2)."""
 _OWN_FILES = Path("/proc/self/fd")
 """Paths of what this process has open; in a folder that somebody made the root of a system there may be none."""
 HANDSHAKE_S = 3.0
@@ -68,30 +64,6 @@ def peer_of(connection: ssl.SSLSocket) -> str:
     """Return the fingerprint of the other side's certificate, after the handshake."""
     certificate = connection.getpeercert(binary_form=True)
     return fingerprint_of(certificate) if certificate else ""
-
-
-def records(pieces: Sequence[BytesLike]) -> list[BytesLike]:
-    """Return the same bytes in pieces that fill whole records, but for the last; what is large is not copied."""
-    done: list[BytesLike] = []
-    begun: list[BytesLike] = []
-    size = 0
-    for piece in pieces:
-        view = memoryview(piece)
-        while len(view):
-            whole = 0 if begun else len(view) // RECORD_BYTES * RECORD_BYTES
-            if whole:
-                done.append(view[:whole])
-                view = view[whole:]
-                continue
-            begun.append(view[: RECORD_BYTES - size])
-            size += len(begun[-1])
-            view = view[len(begun[-1]) :]
-            if size == RECORD_BYTES:
-                done.append(b"".join(begun))
-                begun, size = [], 0
-    if begun:
-        done.append(b"".join(begun))
-    return done
 
 
 _PLAIN = "it does not speak TLS 1.3; is one side started with --insecure, or the coordinator with --data-plane=plain?"

@@ -12,7 +12,7 @@ import pytest
 
 from bbgrap.transport import framing, outbox, outgoing_connection
 from bbgrap.transport.framing import GREETING, frame_head
-from bbgrap.transport.tls import RECORD_BYTES, client_context, records
+from bbgrap.transport.tls import client_context
 from tests.bbgrap.transport.check_transport import receive
 from tests.bbgrap.transport.locked import LockedCluster, pair, port_of, share_memory, told_until
 from tests.waiting import until
@@ -45,18 +45,6 @@ def test_a_closed_plane_may_be_told_of_peers():
         assert receive(target).peer == sender.fingerprint
         target.close()
         target.allow([])
-
-
-@pytest.mark.parametrize(
-    "sizes", [(), (0,), (40,), (40, 100), (40, 20_000), (40, 1 << 20), (40, 16_344), (16_384,), (5, 16_384, 0, 3, 40_000, 16_380, 9)]
-)
-def test_pieces_become_full_records(sizes):
-    content = np.random.default_rng(0).bytes(sum(sizes))
-    ends = np.cumsum(sizes, dtype=int)
-    pieces = [content[end - size : end] for size, end in zip(sizes, ends, strict=True)]
-    cut = records(pieces)
-    assert b"".join(cut) == content
-    assert all(len(piece) % RECORD_BYTES == 0 for piece in cut[:-1])
 
 
 def test_what_arrives_says_whom_it_is_from():
