@@ -170,7 +170,6 @@ class Outbox:
             if outgoing.socket is not None:
                 outgoing.socket.close()
         self._outgoing = {}
-        self._names.close()
         self._selector.close()
         self._calls.close()
 

@@ -14,14 +14,7 @@ WAIT_S = 5.0
 
 @pytest.fixture
 def resolver():
-    made = NameResolver(lambda: None)
-    made.before = set(threading.enumerate())
-    yield made
-    made.close()
-
-
-def threads_of(resolver):
-    return [thread for thread in threading.enumerate() if thread.name == "names" and thread not in resolver.before]
+    return NameResolver(lambda: None)
 
 
 def found(resolver, host):
@@ -54,7 +47,7 @@ def test_a_name_stands_for_its_ipv4_address_if_it_has_one(resolver, monkeypatch,
     assert found(resolver, "dual.example") == (taken[0], taken[4])
 
 
-def test_names_that_are_not_answered_for_hold_up_no_other_until_there_are_many(resolver, monkeypatch):
+def test_names_that_are_not_answered_for_hold_up_no_other(resolver, monkeypatch):
     asked, answering = [], threading.Event()
 
     def answer(host):
@@ -64,27 +57,18 @@ def test_names_that_are_not_answered_for_hold_up_no_other_until_there_are_many(r
         return [IPV4]
 
     served(monkeypatch, answer)
-    slow = [f"slow{number}.example" for number in range(name_resolver._THREADS - 1)]
-    for host in slow:
+    slow = [f"slow{number}.example" for number in range(20)]
+    for host in 2 * slow:
         assert resolver.look_up(host, 1) is None
     for host in ("quick.example", "other.example"):
         found(resolver, host)
-    assert len(threads_of(resolver)) <= name_resolver._THREADS
     answering.set()
     for host in slow:
         found(resolver, host)
     assert sorted(asked) == sorted([*slow, "quick.example", "other.example"]), "each once: no answer gets lost"
 
 
-def test_its_threads_end_when_it_is_closed(resolver, monkeypatch):
-    served(monkeypatch, lambda host: [IPV4])
-    for host in ("one.example", "two.example"):
-        found(resolver, host)
-    resolver.close()
-    until(lambda: not threads_of(resolver), WAIT_S)
-
-
-def test_without_another_thread_the_ones_that_are_there_go_on_and_without_any_it_is_said(resolver, monkeypatch):
+def test_without_another_thread_it_is_said_until_there_is_one(resolver, monkeypatch):
     served(monkeypatch, lambda host: [IPV4])
 
     def no_thread(self):
@@ -92,9 +76,7 @@ def test_without_another_thread_the_ones_that_are_there_go_on_and_without_any_it
 
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", no_thread)
-        with pytest.raises(OSError, match="names cannot be looked up: can't start new thread"):
-            resolver.look_up("first.example", 1)
+        for _ in range(2):
+            with pytest.raises(OSError, match="names cannot be looked up: can't start new thread"):
+                resolver.look_up("first.example", 1)
     assert found(resolver, "first.example") == (IPV4[0], IPV4[4])
-    monkeypatch.setattr(threading.Thread, "start", no_thread)
-    resolver._asked.add(("busy.example", 1))  # so that another thread is wanted
-    assert found(resolver, "second.example") == (IPV4[0], IPV4[4])
