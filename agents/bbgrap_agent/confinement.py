@@ -7,8 +7,8 @@ import shutil
 import tempfile
 from pathlib import Path
 
+from bbgrap.file_locks import lock_at
 from bbgrap.transport.confinement import Permissions, confine
-from bbgrap_agent.file_locks import lock_at
 from bbgrap_agent.weights import MAX_WEIGHT_BYTES
 
 _FILES = 1 << 16

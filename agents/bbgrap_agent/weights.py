@@ -23,12 +23,12 @@ import numpy as np
 
 from bbgrap.doctor.cgroups import free_memory_bytes
 from bbgrap.errors import ExecutionError, RemoteProtocolError
+from bbgrap.file_locks import lock, lock_at
 from bbgrap.graph.mapped_files import FilePart, map_array
 from bbgrap.graph.types import Array, DType, TensorType
 from bbgrap.graph.weights import digest_of
 from bbgrap.protocol.messages import WeightChunk
 from bbgrap.protocol.tensors import decode_array
-from bbgrap_agent.file_locks import lock, lock_at
 from bbgrap_agent.weight_files import check_limits, fault_of, part_of, weight_file
 from bbgrap_agent.worker_settings import DEFAULT_CACHE_BYTES
 

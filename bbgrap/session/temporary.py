@@ -15,6 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from bbgrap.errors import UsageError
+from bbgrap.file_locks import lock_at
 
 _FRESH_S = 60.0
 """A folder without a lock may be about to get one, for so long after it was made. Chosen."""
@@ -23,7 +24,7 @@ _FRESH_S = 60.0
 def folder_of(owner: object, prefix: str) -> Path:
     """Make a folder that ends with its owner; a fork child has but a copy of the owner, and leaves the folder alone.
 
-    What tidies up old temporary files, as systemd does after ten days, leaves it alone, too.
+    What tidies up old temporary files, as systemd does after ten days, leaves it alone, too, for it is locked.
 
     Raises:
         UsageError: if there is no place for temporary files.
@@ -33,38 +34,19 @@ def folder_of(owner: object, prefix: str) -> Path:
     except OSError as error:
         raise UsageError(f"temporary files: {error.strerror}; set TMPDIR to a folder that can be written") from error
     _remove_left(folder.parent, prefix)
-    weakref.finalize(owner, _remove, folder, _locked(folder), os.getpid())
+    weakref.finalize(owner, _remove, folder, lock_at(folder), os.getpid())
     return folder
-
-
-def _locked(folder: Path) -> int | None:
-    """Lock a folder, by which systemd's tmpfiles know that it is in use; return the descriptor that has the lock."""
-    if sys.platform != "win32":
-        import fcntl
-
-        with suppress(OSError):  # no descriptor is left, or its file system has no locks
-            descriptor = os.open(folder, os.O_RDONLY)
-            with suppress(OSError):
-                fcntl.flock(descriptor, fcntl.LOCK_SH)
-            return descriptor
-    return None
 
 
 def _remove_left(place: Path, prefix: str) -> None:
     """Remove what processes of this user that were killed have left: nobody has it locked any more."""
-    if sys.platform != "win32":
-        import fcntl
-
-        for folder in place.glob(f"{prefix}*"):
-            with suppress(OSError):  # it is another user's, just going, or in use
-                descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-                try:
-                    known = os.fstat(descriptor)
-                    if known.st_uid == os.geteuid() and time.time() - known.st_mtime > _FRESH_S:
-                        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                        shutil.rmtree(folder, ignore_errors=True)
-                finally:
-                    os.close(descriptor)
+    for folder in place.glob(f"{prefix}*") if sys.platform != "win32" else ():
+        with suppress(OSError):  # it is just going
+            known = folder.lstat()
+            is_left = known.st_uid == os.geteuid() and time.time() - known.st_mtime > _FRESH_S
+            if is_left and (lock := lock_at(folder)) is not None:
+                shutil.rmtree(folder, ignore_errors=True)
+                os.close(lock)
 
 
 def _remove(folder: Path, lock: int | None, process: int) -> None:

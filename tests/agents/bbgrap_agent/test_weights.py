@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from bbgrap_agent import weights
-from bbgrap_agent.file_locks import lock_at
 from bbgrap_agent.weights import WeightStore
 
 from bbgrap.errors import ExecutionError, RemoteProtocolError
+from bbgrap.file_locks import lock_at
 from bbgrap.graph.types import DType, TensorType
 from bbgrap.graph.weights import digest_of
 from bbgrap.protocol.messages import WeightChunk
