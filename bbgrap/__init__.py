@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from bbgrap.protocol.version import VERSION
 
 if TYPE_CHECKING:
-    from bbgrap.cluster.types import Cluster, KernelRate, LinkProfile, NodeProfile, Speed
+    from bbgrap.cluster.types import Cluster, LinkProfile, NodeProfile, Speed
     from bbgrap.errors import (
         AccessError,
         BbgrapError,
@@ -55,7 +55,6 @@ __all__ = [
     "ExecutionError",
     "InferenceSession",
     "InputError",
-    "KernelRate",
     "LinkProfile",
     "LocalCluster",
     "ModelError",
@@ -73,7 +72,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    "bbgrap.cluster.types": ("Cluster", "KernelRate", "LinkProfile", "NodeProfile", "Speed"),
+    "bbgrap.cluster.types": ("Cluster", "LinkProfile", "NodeProfile", "Speed"),
     "bbgrap.session.connection": ("Connection", "connect"),
     "bbgrap.launching.dask_cluster": ("DaskCluster",),
     "bbgrap.launching.ray_cluster": ("RayCluster",),

@@ -98,7 +98,7 @@ def real_link(rate: Rate) -> Link:
 
 def cluster_of(case: Case, profile: NodeProfile) -> Cluster:
     """Return equal nodes; the coordinator is on the first one's machine."""
-    nodes = tuple(replace(profile, name=f"node{number}", links=(), kernels=()) for number in range(case.nodes))
+    nodes = tuple(replace(profile, name=f"node{number}", links=()) for number in range(case.nodes))
     return Cluster(nodes, Network(between=case.link, coordinator_on="node0"))
 
 

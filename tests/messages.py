@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from bbgrap.cluster.types import KernelRate, LinkProfile, NodeProfile, Speed
+from bbgrap.cluster.types import LinkProfile, NodeProfile, Speed
 from bbgrap.compiler.artifacts import SegmentModel, WeightRef
 from bbgrap.graph.types import DType, TensorType
 from bbgrap.planners.options import PlanOptions
@@ -16,7 +16,7 @@ from bbgrap.runtime.recording import Record, StepLabel
 from bbgrap.runtime.schedule import BufferSpec, LocalJoin, LocalPart, LocalReceive, LocalRun, LocalSend, Schedule
 
 DIGEST = "0123456789abcdef" * 4
-PROFILE = NodeProfile("a", 0.5, 2, 1, 10, 1e9, (KernelRate("conv", 3.5),), (LinkProfile("b", 1e8, 1e-4),), "rack", (Speed("conv", 1e9),))
+PROFILE = NodeProfile("a", 0.5, 2, 1, 10, (LinkProfile("b", 1e8, 1e-4),), "rack", (Speed("conv", 1e9),))
 TENSOR = m.TensorHeader("x", DType.FLOAT, (1, 3))
 SCHEDULE = Schedule(
     0,
@@ -43,7 +43,7 @@ RECORD = Record(
 )
 PEERS = (m.Peer(0, "a", "tcp://a:1", "ab" * 32), m.Peer(1, "b", "tcp://b:1"), m.Peer(2, "host", "tcp://h:1"))
 
-FACTS = i.MachineFacts("0.1.0", "3.11.7", 1e9, 4, 2, 1.5, 0.1, 0.0, 0.5, 0.25, 1 << 33, 1 << 32, "/cache", 1 << 36, 1e9)
+FACTS = i.MachineFacts(1e9, 4, 2, 1.5, 0.1, 0.0, 0.5, 0.25, 1 << 33, 1 << 32, "/cache", 1 << 36, 1e9)
 
 AGENT: list[Any] = [
     m.Join("a", "0.1.0", "1.31.1", 26, 2, 4, 10, "tcp://a:1", PROFILE),
@@ -144,5 +144,5 @@ KEYS: list[Any] = [
     k.RevokeToken(3, "laptop"),
     k.RotateToken(4, "laptop", 60.0),
 ]
-ANSWERS += [k.TokenMade(1, "bbgrap-client-x", KEY), k.Tokens(2, (KEY,))]
+ANSWERS += [k.TokenMade(1, "bbgrap-client-x"), k.Tokens(2, (KEY,))]
 COMMANDS += [k.Enrolled(b"certificate", b"authority")]

@@ -7,13 +7,10 @@ seconds; rates count a multiply and an add as two operations.
 from __future__ import annotations
 
 import logging
-import timeit
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-import numpy as np
-
-from bbgrap.cluster.types import KernelRate, NodeProfile, Speed
+from bbgrap.cluster.types import NodeProfile, Speed
 from bbgrap.doctor.cgroups import free_memory_bytes
 from bbgrap.errors import ExecutionError
 from bbgrap.protocol.messages import Join
@@ -21,7 +18,7 @@ from bbgrap.transport.identity import TlsIdentity
 from bbgrap.work import KINDS
 from bbgrap_agent.kernels import kernel_samples
 from bbgrap_agent.overheads import message_samples, segment_samples
-from bbgrap_agent.speed_fitting import Check, Sample, fit, rounded, typical
+from bbgrap_agent.speed_fitting import Check, Sample, fit
 from bbgrap_agent.throttling import FREE, look
 
 BUDGET_S = 4.0
@@ -29,18 +26,6 @@ BUDGET_S = 4.0
 
 _OVERHEADS = 0.15
 """Part of the budget for segments, and as much for messages."""
-
-_SHOWN = {
-    f"maps{channels}x{size}x{size}.{layer}": f"{kind}_{channels * wider}_{size}"
-    for channels, size in ((64, 56), (128, 28), (256, 14), (512, 7))
-    for layer, kind, wider in (("conv3", "conv3x3", 1), ("expand", "conv1x1", 4), ("depth3", "depthwise3x3", 1))
-}
-"""The kernels that profiles show one by one, and as what: kind, channels made, rows and columns."""
-
-_MEMORY_BYTES = 64 << 20
-"""Beyond the last-level cache of common machines."""
-
-_MEMORY_RUNS = 5
 
 NEEDED_BYTES = 224 << 20
 """What measuring takes: 150 MiB measured, and files of up to 48 MiB, which may be in memory, too."""
@@ -56,15 +41,12 @@ def measure_machine(join: Join, check: Check, identity: TlsIdentity | None = Non
     """
     if (free := free_memory_bytes()) < NEEDED_BYTES:
         raise ExecutionError(f"it takes {NEEDED_BYTES >> 20} MiB of memory, and {free >> 20} MiB are left here")
-    bandwidth = rounded(memory_bandwidth())
     samples = work_samples(join.threads, check, identity)
     return NodeProfile(
         join.name,
         cores=join.cores,
         threads=join.threads,
         memory_bytes=join.memory_bytes,
-        memory_bandwidth_bytes_per_s=bandwidth,
-        kernels=tuple(_rate(sample) for of in samples.values() for sample in of if sample.name in _SHOWN),
         work=fitted(samples),
     )
 
@@ -86,14 +68,3 @@ def fitted(samples: Mapping[str, Sequence[Sample]]) -> tuple[Speed, ...]:
     speeds = {kind: fit(kind, of) for kind, of in samples.items() if of}
     speeds["other"] = replace(speeds["elementwise"], kind="other")
     return tuple(speeds[kind] for kind in KINDS)
-
-
-def _rate(sample: Sample) -> KernelRate:
-    return KernelRate(_SHOWN[sample.name], rounded(sample.work.flops / sample.seconds / 1e9))
-
-
-def memory_bandwidth() -> float:
-    """Return bytes per second of reading one array and writing another, on one thread."""
-    source = np.ones(_MEMORY_BYTES, np.uint8)
-    target = np.empty_like(source)
-    return 2 * _MEMORY_BYTES / typical(timeit.repeat(lambda: np.copyto(target, source), number=1, repeat=_MEMORY_RUNS))

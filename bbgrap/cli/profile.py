@@ -81,10 +81,8 @@ def print_profiles(profiles: Sequence[NodeProfile]) -> None:
         (kind, KINDS[kind], PIECES[kind], *(of[kind].seconds_of(TYPICAL[kind]) * 1e6 if kind in of else None for of in speeds))
         for kind in known
     ]
-    machine = [
-        (item.name, item.threads, item.cores, _giga(item.memory_bytes), _giga(item.memory_bandwidth_bytes_per_s)) for item in profiles
-    ]
-    columns = ("node", "threads", "cores", "memory, GB", "memory, GB/s", "share of the work")
+    machine = [(item.name, item.threads, item.cores, _giga(item.memory_bytes)) for item in profiles]
+    columns = ("node", "threads", "cores", "memory, GB", "share of the work")
     print_table(columns, [(*row, share) for row, share in zip(machine, shares_of(profiles), strict=True)], title="Machines")
     print_table(("kind", "is", "typical piece", *names), rows, title="\nMicroseconds for a typical piece of every kind of work")
     terms = ("node", "kind", "GFLOP/s", "weights, GB/s", "maps, GB/s", "overhead, us")

@@ -1,5 +1,5 @@
 """The machines and what they can do."""
 
-from bbgrap.cluster.types import Cluster, KernelRate, LinkProfile, NodeProfile
+from bbgrap.cluster.types import Cluster, LinkProfile, NodeProfile
 
-__all__ = ["Cluster", "KernelRate", "LinkProfile", "NodeProfile"]
+__all__ = ["Cluster", "LinkProfile", "NodeProfile"]

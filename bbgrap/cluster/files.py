@@ -8,11 +8,9 @@
         cores: 8
         threads: 8
         memory: 16GiB
-        memory_bandwidth: 20GB/s
         work:                                 # speeds by kind of work (bbgrap.work), with all threads
           conv3x3: {flops: 85GFLOP/s, weights: 20GB/s, maps: 10GB/s, overhead: 10us}
           matmul: 60 GFLOP/s                  # operations alone
-        kernels: {conv3x3_64_56: 85.5}        # single layers, for people: GFLOP/s
         links:                                # as measured or known from here; `coordinator` is a peer, too
           small: {bandwidth: 1Gbit/s, round_trip: 0.3ms}
     network: {bandwidth: 1Gbit/s, round_trip: 0.3ms}              # every link that is not under 'links', or within a group
@@ -125,9 +123,7 @@ def node_mapping(node: NodeProfile) -> dict[str, Any]:
         "cores": node.cores,
         "threads": node.threads,
         "memory": format_quantity(node.memory_bytes, SIZES),
-        "memory_bandwidth": format_quantity(node.memory_bandwidth_bytes_per_s, RATES),
         "work": {speed.kind: _speed_value(speed) for speed in node.work},
-        "kernels": {kernel.kind: kernel.gflops for kernel in node.kernels},
         "links": {link.peer: _link_mapping(Link(link.bandwidth_bytes_per_s, link.round_trip_s / 2)) for link in node.links},
     }
     return {key: value for key, value in mapping.items() if value or key == "name"}

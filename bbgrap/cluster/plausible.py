@@ -27,7 +27,6 @@ def doubts(node: NodeProfile) -> Iterator[str]:
         yield from _doubt(f"{what}: maps", speed.map_bytes_per_s, LEAST_RATE, MOST_RATE, RATES, "GB/s")
         yield from _doubt(f"{what}: overhead", speed.overhead_s, 0, MOST_TIME, TIMES, "us")
     yield from _doubt(f"{who}: memory", node.memory_bytes, LEAST_MEMORY, MOST_MEMORY, SIZES, "GiB")
-    yield from _doubt(f"{who}: memory_bandwidth", node.memory_bandwidth_bytes_per_s, LEAST_RATE, MOST_RATE, RATES, "GB/s")
     for link in node.links:
         what = f"{who}: link to '{link.peer}'"
         yield from _doubt(f"{what}: bandwidth", link.bandwidth_bytes_per_s, LEAST_RATE, MOST_RATE, RATES, "Gbit/s")

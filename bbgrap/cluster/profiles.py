@@ -54,14 +54,6 @@ class LinkProfile:
 
 
 @dataclass(frozen=True, slots=True)
-class KernelRate:
-    """Speed of one kind of work, e.g. `conv3x3_64_56`: billions of floating point operations per second."""
-
-    kind: str
-    gflops: float
-
-
-@dataclass(frozen=True, slots=True)
 class NodeProfile:
     """One machine.
 
@@ -74,20 +66,15 @@ class NodeProfile:
     cores: int = 0
     threads: int = 0
     memory_bytes: int = 0
-    memory_bandwidth_bytes_per_s: float = 0.0
-    kernels: tuple[KernelRate, ...] = ()
     links: tuple[LinkProfile, ...] = ()
     group: str = ""
     work: tuple[Speed, ...] = ()
     machine: str = ""
 
     def __post_init__(self) -> None:
-        """Reject a share that divides nothing, and memory that gives time back."""
+        """Reject a share that divides nothing."""
         if not self.share > 0:
             raise ClusterFileError(f"node '{self.name}': expected a share above 0, got {self.share}; leave the node out instead")
-        if not self.memory_bandwidth_bytes_per_s >= 0:
-            found = self.memory_bandwidth_bytes_per_s
-            raise ClusterFileError(f"node '{self.name}': expected a memory bandwidth of at least 0 (not known), got {found}")
 
     def over(self, other: NodeProfile) -> NodeProfile:
         """Return this profile, with what it does not know taken from another: field by field, kind by kind, link by link."""
@@ -97,8 +84,6 @@ class NodeProfile:
             self.cores or other.cores,
             self.threads or other.threads,
             self.memory_bytes or other.memory_bytes,
-            self.memory_bandwidth_bytes_per_s or other.memory_bandwidth_bytes_per_s,
-            tuple({kernel.kind: kernel for kernel in (*other.kernels, *self.kernels)}.values()),
             tuple({link.peer: link for link in (*other.links, *self.links)}.values()),
             self.group or other.group,
             tuple({speed.kind: speed for speed in (*other.work, *self.work)}.values()),

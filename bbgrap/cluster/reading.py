@@ -9,12 +9,14 @@ import yaml
 
 from bbgrap.cluster.documents import keys, shown
 from bbgrap.cluster.reading_wires import WiringDocument
-from bbgrap.cluster.types import COORDINATOR, Cluster, KernelRate, Link, LinkProfile, Network, NodeProfile, Speed
+from bbgrap.cluster.types import COORDINATOR, Cluster, Link, LinkProfile, Network, NodeProfile, Speed
 from bbgrap.cluster.units import FLOPS, RATES, SIZES, TIMES
 from bbgrap.work import KINDS
 
 CLUSTER_KEYS = ("nodes", "network", "groups", "coordinator_on", "topology", "wires")
-NODE_KEYS = ("name", "share", "group", "machine", "cores", "threads", "memory", "memory_bandwidth", "kernels", "work", "links")
+NODE_KEYS = ("name", "share", "group", "machine", "cores", "threads", "memory", "work", "links")
+_ONCE = ("memory_bandwidth", "kernels")
+"""What files of earlier versions have besides; nothing depended on it."""
 SPEED_UNITS: Mapping[str, Mapping[str, float]] = {"flops": FLOPS, "weights": RATES, "maps": RATES, "overhead": TIMES}
 
 
@@ -101,7 +103,7 @@ class ClusterDocument(WiringDocument):
 
     def _node(self, root: yaml.Node) -> tuple[NodeProfile | None, _Seen]:
         before = len(self.faults)
-        entries = self.mapping(root, "a node", NODE_KEYS)
+        entries = self.mapping(root, "a node", (*NODE_KEYS, *_ONCE))
         name = self.text(entries["name"], "name") if "name" in entries else ""
         if "name" not in entries and isinstance(root, yaml.MappingNode):
             self.fault(root, "expected the key 'name' for a node")
@@ -110,12 +112,10 @@ class ClusterDocument(WiringDocument):
         who = f"node '{name}'" if name else "a node"
         profile = NodeProfile(
             name,
-            self._optional(entries, "share", who, {}, default=1.0, above=0),
+            self.number(entries["share"], f"{who}: 'share'", {}, 0) if "share" in entries else 1.0,
             self.count(entries["cores"], f"{who}: 'cores'") if "cores" in entries else 0,
             self.count(entries["threads"], f"{who}: 'threads'") if "threads" in entries else 0,
             self._memory(entries["memory"], f"{who}: 'memory'") if "memory" in entries else 0,
-            self._optional(entries, "memory_bandwidth", who, RATES),
-            self.each(entries.get("kernels"), f"{who}: 'kernels'", lambda kind, item: self._kernel(kind, item, who)),
             self.each(entries.get("links"), f"{who}: 'links'", lambda peer, item: self._link_to(peer, item, who)),
             self.text(entries["group"], f"{who}: 'group'") if "group" in entries else "",
             self._work(entries.get("work"), who),
@@ -124,26 +124,11 @@ class ClusterDocument(WiringDocument):
         seen = _Seen(root, name, profile.group, entries, keys(entries.get("links")))
         return (profile if len(self.faults) == before else None), seen
 
-    def _optional(
-        self,
-        entries: Mapping[str, yaml.Node],
-        key: str,
-        who: str,
-        units: Mapping[str, float],
-        *,
-        default: float = 0.0,
-        above: float | None = None,
-    ) -> float:
-        return self.number(entries[key], f"{who}: '{key}'", units, above) if key in entries else default
-
     def _memory(self, root: yaml.Node, who: str) -> int:
         before, size = len(self.faults), round(self.number(root, who, SIZES, None))
         if len(self.faults) == before and size < _LEAST_MEMORY:
             self.fault(root, f"{who}: expected at least 64KiB, with a unit, like 8GiB, got {shown(root)}; leave it out if it is not known")
         return size
-
-    def _kernel(self, kind: str, item: yaml.Node, who: str) -> KernelRate:
-        return KernelRate(kind, self.number(item, f"{who}: kernel '{kind}'", {}, 0))
 
     def _work(self, root: yaml.Node | None, who: str) -> tuple[Speed, ...]:
         for kind, at in keys(root).items():

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from bbgrap.cluster.profiles import KernelRate as KernelRate
 from bbgrap.cluster.profiles import LinkProfile as LinkProfile
 from bbgrap.cluster.profiles import NodeProfile as NodeProfile
 from bbgrap.cluster.profiles import Speed as Speed

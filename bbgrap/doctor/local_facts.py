@@ -19,6 +19,7 @@ from packaging.requirements import Requirement
 from bbgrap.doctor.machine import read_machine
 from bbgrap.protocol.addresses import split_address
 from bbgrap.protocol.inspection import MachineFacts
+from bbgrap.protocol.version import VERSION
 from bbgrap.transport.control_client import is_listening
 from bbgrap.transport.control_sockets import DEFAULT_PORT
 
@@ -86,7 +87,7 @@ def read_here(address: str, cache: Path, state: Path, keys: Path) -> LocalFacts:
         installed = metadata.version("bbgrap")
     return LocalFacts(
         python=sys.version_info[:2],
-        version=machine.version,
+        version=VERSION,
         installed=installed,
         packages=tuple(_packages()),
         machine=machine,

@@ -6,7 +6,6 @@ Laws: it takes `SAMPLE_S`, and hardly any processor time; what a system does not
 from __future__ import annotations
 
 import os
-import platform
 import re
 import socket
 import time
@@ -17,7 +16,6 @@ import psutil
 
 from bbgrap.doctor.cgroups import free_memory_bytes, memory_bytes, processors, throttled_part
 from bbgrap.protocol.inspection import MachineFacts
-from bbgrap.protocol.version import VERSION
 
 SAMPLE_S = 0.25
 """How long is looked who uses the processors."""
@@ -38,8 +36,6 @@ def read_machine(folder: Path, host: str, root: Path = Path("/")) -> MachineFact
     idle = (spent.get("idle", 0.0) + spent.get("iowait", 0.0)) / total
     installed = int(psutil.virtual_memory().total)
     return MachineFacts(
-        version=VERSION,
-        python=platform.python_version(),
         cores=cores,
         usable_cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else cores,
         quota_cores=processors(root) or 0.0,

@@ -23,8 +23,6 @@ class MachineFacts:
     what the network card says that has the address others reach it by.
     """
 
-    version: Name
-    python: Name
     clock_s: float
     cores: int
     usable_cores: int

@@ -95,7 +95,6 @@ class TokenMade:
 
     call: int
     token: Text
-    key: KeyStatus
 
 
 @dataclass(frozen=True, slots=True)

@@ -166,7 +166,7 @@ class KeyRing:
                 case key_messages.CreateToken():
                     self._check_name(message.name)
                     token, entry = self._new(_role(message.role), message.name, message.lasts_s)
-                    return key_messages.TokenMade(message.call, token.text, _status(entry, self._clock())), self._changed(entry)
+                    return key_messages.TokenMade(message.call, token.text), self._changed(entry)
                 case key_messages.ListTokens():
                     return key_messages.Tokens(message.call, _statuses(self._entries, self._clock(), connections)), None
                 case key_messages.RevokeToken():
@@ -280,7 +280,7 @@ class KeyRing:
         replaced = replace(old, name=self._name_of_replaced(old.name), expires=min(old.expires or ends, ends))
         token, entry = self._new(_role(old.kind), old.name, old.expires - now if old.expires else 0.0)
         own = {old.name: token.text} if old.name in {LOCAL, JOIN} else {}
-        return key_messages.TokenMade(message.call, token.text, _status(entry, self._clock())), self._changed(replaced, entry, **own)
+        return key_messages.TokenMade(message.call, token.text), self._changed(replaced, entry, **own)
 
     def _name_of_replaced(self, name: str) -> str:
         """Return what a token is called until it ends, now that another one has its name."""
@@ -323,12 +323,10 @@ class KeyRing:
 
 
 def _statuses(entries: Mapping[bytes, KeyRecord], now: float, connections: Callable[[bytes], int]) -> tuple[key_messages.KeyStatus, ...]:
-    return tuple(_status(entry, now, connections(key)) for key, entry in entries.items())
-
-
-def _status(entry: KeyRecord, now: float, connections: int = 0) -> key_messages.KeyStatus:
-    valid = entry.is_valid(now)
-    return key_messages.KeyStatus(entry.name, entry.kind, entry.key, entry.made, entry.expires, entry.revoked, entry.by, connections, valid)
+    return tuple(
+        key_messages.KeyStatus(e.name, e.kind, e.key, e.made, e.expires, e.revoked, e.by, connections(key), e.is_valid(now))
+        for key, e in entries.items()
+    )
 
 
 def _pruned(entries: Mapping[bytes, KeyRecord], now: float) -> dict[bytes, KeyRecord]:

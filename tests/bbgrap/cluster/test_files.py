@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bbgrap.cluster import Cluster, KernelRate, LinkProfile, NodeProfile
+from bbgrap.cluster import Cluster, LinkProfile, NodeProfile
 from bbgrap.cluster.files import cluster_text, has_wires, profile_text, read_cluster, read_profile, read_profiles
 from bbgrap.cluster.types import COORDINATOR, ETHERNET, LOCAL, Link, Network, Speed
 from bbgrap.cluster.wires import NO_WIRES, Wire, Wiring
@@ -44,7 +44,6 @@ def speeds(draw):
 
 @st.composite
 def nodes(draw, name, peers, groups):
-    kinds = draw(st.lists(names, max_size=3, unique=True))
     linked = draw(st.lists(st.sampled_from(peers), max_size=3, unique=True))
     return NodeProfile(
         name,
@@ -52,8 +51,6 @@ def nodes(draw, name, peers, groups):
         draw(st.integers(0, 512)),
         draw(st.integers(0, 512)),
         draw(st.just(0) | st.integers(64 << 10, 1 << 50)),
-        draw(st.just(0.0) | positive),
-        tuple(KernelRate(kind, draw(positive)) for kind in kinds),
         tuple(LinkProfile(peer, draw(positive), draw(st.floats(0, 10, allow_subnormal=False))) for peer in linked),
         draw(st.sampled_from(groups)),
         tuple(draw(speeds())),
@@ -84,13 +81,14 @@ def test_a_file_by_hand(tmp_path):
         "  - name: big\n"
         "    share: 2\n"
         "    memory: 16GiB\n"
-        "    kernels: {conv3x3_64_56: 85.5}\n"
+        "    kernels: {conv3x3_64_56: 85.5}\n"  # as earlier versions wrote it
+        "    memory_bandwidth: 20GB/s\n"
         "    links: {7: {bandwidth: 1Gbit/s, round_trip: 0.3ms}, coordinator: {bandwidth: 10Gbit/s, round_trip: 0}}\n"
         "  - name: 7\n"
     )
     big, seven = read_cluster(path).nodes
     links = (LinkProfile("7", 1.25e8, 0.0003), LinkProfile("coordinator", 1.25e9, 0.0))
-    assert big == NodeProfile("big", 2.0, memory_bytes=16 << 30, kernels=(KernelRate("conv3x3_64_56", 85.5),), links=links)
+    assert big == NodeProfile("big", 2.0, memory_bytes=16 << 30, links=links)
     assert seven == NodeProfile("7")
 
 
@@ -242,7 +240,7 @@ def test_all_faults_at_once_each_with_its_line(tmp_path):
         "  - share: 2\n"
         "    cores: -1\n"
         "  - name: big\n"
-        "    kernels: {a: .inf}\n"
+        "    work: {matmul: .inf}\n"
         "    cores: 3\n"
         "    cores: 4\n"
         "  - 7\n"

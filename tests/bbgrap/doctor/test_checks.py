@@ -13,7 +13,7 @@ from bbgrap.protocol.inspection import Inspection, MachineFacts, NodeFacts, Requ
 from bbgrap.protocol.status_messages import NodeStatus
 
 GIB = 1 << 30
-MACHINE = MachineFacts("1.0", "3.12.1", 1e9, 4, 4, 0.0, 0.0, 0.0, 1.0, 1.0, 16 * GIB, 8 * GIB, "/cache", 50 * GIB, 1e9)
+MACHINE = MachineFacts(1e9, 4, 4, 0.0, 0.0, 0.0, 1.0, 1.0, 16 * GIB, 8 * GIB, "/cache", 50 * GIB, 1e9)
 WELL = LocalFacts(
     (3, 12),
     "1.0",

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from bbgrap.cluster.files import profile_text, read_cluster, read_profiles
-from bbgrap.cluster.types import KernelRate, LinkProfile, NodeProfile, Speed
+from bbgrap.cluster.types import LinkProfile, NodeProfile, Speed
 from bbgrap.cluster.units import RATES, parse_quantity
 from bbgrap.engine.load import load_graph
 from bbgrap.errors import BbgrapError, ClusterFileError
@@ -52,7 +52,7 @@ MODELS = [
     )
 ]
 
-_PROFILE = NodeProfile("a", 0.5, 2, 1, 10 << 30, 1e9, (KernelRate("conv", 3.5),), (LinkProfile("b", 1e8, 1e-4),), "", (Speed("conv", 1e9),))
+_PROFILE = NodeProfile("a", 0.5, 2, 1, 10 << 30, (LinkProfile("b", 1e8, 1e-4),), "", (Speed("conv", 1e9),))
 _PROFILES = [profile_text(_PROFILE).encode()]
 _CLUSTERS = [path.read_bytes() for path in sorted(Path("deploy/clusters").glob("*.yaml")) if ".profile." not in path.name]
 
