@@ -16,7 +16,7 @@ from bbgrap.protocol.messages import BytesLike
 from bbgrap.transport import frame_pieces
 from bbgrap.transport.channel import Channel, open_channel
 from bbgrap.transport.control_sockets import SESSION_BYTES, is_ipv6, read_monitor, set_limits, why_unknown
-from bbgrap.transport.dead_peers import seen_of
+from bbgrap.transport.dead_peers import facts_by
 from bbgrap.transport.host_addresses import HostAddresses
 from bbgrap.transport.locks import CLOSED, FAILED, ClientLock, FindLock, no_lock, refusal, was_closed
 
@@ -123,14 +123,14 @@ class ControlClient:
     def has_received(self) -> bool:
         """Whether bytes have come since this was asked last: a large message is on its way, or a handshake; False where no system tells."""
         self._look()
-        before, self._received = self._received, seen_of(self._connection)[0]
+        before, self._received = self._received, facts_by(self._connection).received
         return self._received > before
 
     @property
     def far_s(self) -> float:
         """How long a first answer may be on its way alone, in seconds; 0 without a connection, or where the system does not tell."""
         self._look()
-        return ROUND_TRIPS * seen_of(self._connection)[1]
+        return ROUND_TRIPS * facts_by(self._connection).round_trip_s
 
     def _look(self) -> None:
         """Note what ZeroMQ tells of the connection."""

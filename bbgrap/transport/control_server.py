@@ -26,7 +26,7 @@ from bbgrap.transport import frame_pieces
 from bbgrap.transport.admission import KeyCheck, ThrottledListener
 from bbgrap.transport.channels import Channels
 from bbgrap.transport.control_sockets import SESSION_BYTES, is_ipv6, read_monitor, set_limits, why_unknown
-from bbgrap.transport.dead_peers import acknowledged_bytes
+from bbgrap.transport.dead_peers import facts_by
 from bbgrap.transport.locks import NOBODY, ServerLock
 
 MAX_SESSIONS = 16_384
@@ -61,16 +61,11 @@ class Unread:
     def is_full(self) -> bool:
         """Find out whether nothing more is to be sent; what encryption adds is acknowledged, too, and makes it a little less than it is."""
         if self.bytes - self._looked_bytes >= LOOK_BYTES or self._looked_bytes > MAX_UNREAD_BYTES:
-            now = self._look()
+            now = facts_by(self.descriptor).acknowledged
             # Where the system does not tell, everything counts as read.
             self.bytes = 0 if now is None else max(0, self.bytes - (now - self._acknowledged))
             self._acknowledged, self._looked_bytes = now or 0, self.bytes
         return self._looked_bytes > MAX_UNREAD_BYTES
-
-    def _look(self) -> int | None:
-        with suppress(OSError), socket.socket(fileno=os.dup(self.descriptor)) as connection:
-            return acknowledged_bytes(connection)
-        return None
 
 
 class _Way(NamedTuple):

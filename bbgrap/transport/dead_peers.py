@@ -14,6 +14,7 @@ import struct
 import sys
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import NamedTuple
 
 LOOK_S = 0.1
 """How often to look at a connection that is being used."""
@@ -52,36 +53,32 @@ class DeadPeerCheck:
         return silent_s if silent_s > max(_SILENCE_S, _ROUND_TRIPS * fields[_ROUND_TRIP_AT] / 1e6) else None
 
 
-def received_bytes(connection: socket.socket) -> int:
-    """Return how many bytes have come over a connection; 0 where the system does not tell."""
-    fields = _fields(connection)
-    return 0 if fields is None else fields[_RECEIVED_AT]
+class TcpFacts(NamedTuple):
+    """What the system knows of a connection; as it is here where there is none, or it does not tell."""
+
+    acknowledged: int | None = None
+    """How many bytes the other side has."""
+    received: int = 0
+    """How many bytes have come."""
+    packets: int = 0
+    """How many packets have come, those behind a lost one and acknowledgements too."""
+    round_trip_s: float = 0.0
+    """The seconds that a packet takes to the other side and back."""
 
 
-def acknowledged_bytes(connection: socket.socket) -> int | None:
-    """Return how many bytes the other side of a connection has acknowledged; None where the system does not tell."""
-    fields = _fields(connection)
-    return None if fields is None else fields[_ACKED_AT]
+def facts_of(connection: socket.socket) -> TcpFacts:
+    """Return what is known of a connection."""
+    if (fields := _fields(connection)) is None:
+        return TcpFacts()
+    return TcpFacts(fields[_ACKED_AT], fields[_RECEIVED_AT], fields[_PACKETS_AT], fields[_ROUND_TRIP_AT] / 1e6)
 
 
-def received_packets(connection: socket.socket) -> int:
-    """Return how many packets have come over a connection, those behind a lost one and acknowledgements too; 0 if it is not told."""
-    fields = _fields(connection)
-    return 0 if fields is None else fields[_PACKETS_AT]
-
-
-def round_trip_s(connection: socket.socket) -> float:
-    """Return the seconds that a packet takes to the other side and back; 0 where there is no connection, or the system does not tell."""
-    fields = _fields(connection)
-    return 0.0 if fields is None else fields[_ROUND_TRIP_AT] / 1e6
-
-
-def seen_of(descriptor: int) -> tuple[int, float]:
-    """Return what `received_bytes` and `round_trip_s` say of a connection that another library has; it may have closed it."""
+def facts_by(descriptor: int) -> TcpFacts:
+    """Return the same of a connection that another library has; it may have closed it."""
     if sys.platform == "linux":
         with suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as connection:
-            return received_bytes(connection), round_trip_s(connection)
-    return 0, 0.0
+            return facts_of(connection)
+    return TcpFacts()
 
 
 def _fields(connection: socket.socket) -> tuple[int, ...] | None:

@@ -25,7 +25,7 @@ from collections.abc import Sequence
 from bbgrap.protocol.addresses import split_address
 from bbgrap.protocol.messages import BytesLike
 from bbgrap.transport.data import OnBroken
-from bbgrap.transport.dead_peers import LOOK_S, detect_dead_peer, received_packets, round_trip_s
+from bbgrap.transport.dead_peers import LOOK_S, detect_dead_peer, facts_of
 from bbgrap.transport.memory_broker import MemoryClient
 from bbgrap.transport.name_resolver import NameResolver
 from bbgrap.transport.outgoing_connection import OutgoingConnection
@@ -144,13 +144,13 @@ class Outbox:
         """Return how many seconds packets take to an address and back, from any thread; 0: it has not taken a connection, or is here."""
         with self._lock:
             outgoing = self._outgoing.get(address)
-            return 0.0 if outgoing is None or outgoing.socket is None else round_trip_s(outgoing.socket)
+            return 0.0 if outgoing is None or outgoing.socket is None else facts_of(outgoing.socket).round_trip_s
 
     def moving(self) -> set[str]:
         """Return the fingerprints of those to whom something is on its way, and who have acknowledged some since this was asked last."""
         with self._lock:
             waited = {each: each.socket for each in self._outgoing.values() if each.socket is not None and each.dead_peer.waits}
-            before, self._heard = self._heard, {each: received_packets(connection) for each, connection in waited.items()}
+            before, self._heard = self._heard, {each: facts_of(connection).packets for each, connection in waited.items()}
             return {each.fingerprint for each, count in self._heard.items() if count > before.get(each, -1)}
 
     def lay_in(self, word: str, memory: PayloadWriter) -> None:

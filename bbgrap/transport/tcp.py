@@ -31,7 +31,7 @@ from bbgrap.errors import BbgrapError, RemoteProtocolError, UsageError
 from bbgrap.protocol.addresses import split_address
 from bbgrap.protocol.messages import BytesLike
 from bbgrap.transport.data import Admit, Arrival, OnBroken, nobody_listens
-from bbgrap.transport.dead_peers import detect_dead_peer, received_packets
+from bbgrap.transport.dead_peers import detect_dead_peer, facts_of
 from bbgrap.transport.framing import MessageReader, frame_head
 from bbgrap.transport.identity import TlsIdentity
 from bbgrap.transport.memory_broker import MADE, MemoryClient
@@ -156,7 +156,7 @@ class TcpDataPlane:
 
         Nobody on a plane without certificates, and on systems that do not tell; by the thread that receives.
         """
-        before, self._came = self._came, {caller: received_packets(caller.socket) for caller in self._callers}
+        before, self._came = self._came, {caller: facts_of(caller.socket).packets for caller in self._callers}
         came = {caller.reader.peer for caller, count in self._came.items() if count > before.get(caller, 0)}
         return frozenset(came | self._outbox.moving()) - {""}
 

@@ -24,7 +24,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from bbgrap.transport.dead_peers import detect_dead_peer, received_bytes
+from bbgrap.transport.dead_peers import detect_dead_peer, facts_of
 from bbgrap.transport.framing import GREETING
 from bbgrap.transport.listener_filter import CANNOT_SHUT, hear_all, hear_only
 from bbgrap.transport.peer_warnings import PeerWarnings
@@ -198,7 +198,7 @@ class Acceptor:
 
     def _go_on(self, stranger: _Stranger) -> None:
         connection = stranger.connection
-        if received_bytes(connection) > MAX_STRANGER_BYTES:
+        if facts_of(connection).received > MAX_STRANGER_BYTES:
             self._end(stranger, f"data plane: more than {MAX_STRANGER_BYTES >> 10} KiB in a handshake")
             return
         try:
