@@ -7,11 +7,10 @@ from collections.abc import Mapping
 from math import prod
 
 import numpy as np
-import onnxruntime as ort
 
 from bbgrap.comparison import compare
 from bbgrap.engine.session_call import SessionCall, caller, ending_after
-from bbgrap.engine.sessions import open_session, session_options
+from bbgrap.engine.sessions import make_session
 from bbgrap.graph.onnx_io import ModelInput, OnnxModel, normalize_opset, with_input_shapes
 from bbgrap.graph.types import STORABLE, Array, DType
 
@@ -72,9 +71,6 @@ def _random_input(random: np.random.Generator, item: ModelInput) -> Array:
 
 
 def _asked(model: OnnxModel) -> SessionCall:
-    options = session_options(threads=1)
-    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-    options.add_session_config_entry("session.disable_prepacking", "1")  # hardly anything will be run
     data, weights = model.detached()
-    session = open_session(data, options, weights, share=True)
+    session = make_session(data, weights=weights, threads=1, optimize=False, packs=False)
     return caller(session, [item.name for item in model.inputs], [item.name for item in model.outputs])

@@ -93,6 +93,7 @@ def make_session(
     spinning: bool | int = True,
     optimize: bool = True,
     segment: bool = False,
+    packs: bool = True,
     folder: Path | None = None,
 ) -> ort.InferenceSession:
     """Load a model for running on the CPU.
@@ -105,6 +106,7 @@ def make_session(
         spinning: Whether idle helpers wait busily for the next operator (faster, burns a core); a number is for how many microseconds.
         optimize: Apply all of onnxruntime's optimisations; without, run the model as it is.
         segment: The model is part of one that was optimised before it was cut: what belongs to the whole is not tried again.
+        packs: Whether weights are packed for kernels, which takes time and memory: not for what hardly runs.
         folder: Where the files are to which the bytes of a model refer.
 
     Raises:
@@ -113,6 +115,8 @@ def make_session(
     options = session_options(threads=threads, shared_pool=shared_pool, spinning=spinning)
     level = ort.GraphOptimizationLevel
     options.graph_optimization_level = level.ORT_ENABLE_ALL if optimize else level.ORT_DISABLE_ALL
+    if not packs:
+        options.add_session_config_entry("session.disable_prepacking", "1")
     return open_session(model, options, weights or {}, segments_without(model) if segment else (), share=not optimize, folder=folder)
 
 

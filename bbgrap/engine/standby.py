@@ -25,7 +25,7 @@ from bbgrap.control.planned_variant import PlannedVariant
 from bbgrap.engine.joined_requests import joinings_of
 from bbgrap.engine.load import refusal
 from bbgrap.engine.session_call import caller, ending_after
-from bbgrap.engine.sessions import declared_type, open_session, session_options
+from bbgrap.engine.sessions import declared_type, make_session
 from bbgrap.errors import ModelError
 from bbgrap.graph.onnx_io import OnnxModel, read_model
 from bbgrap.graph.onnx_merged import with_first_made
@@ -105,11 +105,8 @@ def _opened(path: Path, data: bytes, weights: Mapping[str, Array]) -> ort.Infere
 
     So what onnxruntime refuses, or dies of, gets to no agent.
     """
-    options = session_options(threads=1)
-    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-    options.add_session_config_entry("session.disable_prepacking", "1")  # hardly anything will be run
     try:
-        return open_session(data, options, weights, share=True)
+        return make_session(data, weights=weights, threads=1, optimize=False, packs=False)
     except ModelError as refused:
         raise refusal(path, refused) from None
 

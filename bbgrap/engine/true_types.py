@@ -195,7 +195,7 @@ def _declared_by_runtime(graph: Graph, seen: Mapping[str, TensorType], unknown: 
     written = write_graph(asked, weights="detached")
     arrays = {name: graph.weights[name].array for name in written.detached}
     try:
-        session = make_session(written.data, weights=arrays, threads=1, optimize=False)
+        session = make_session(written.data, weights=arrays, threads=1, optimize=False, packs=False)
     except ModelError:  # an operator that onnxruntime has only at a higher level, say; the types stay unknown
         return {}, {}
     found = {item.name: declared_type(item) for item in session.get_outputs()}
