@@ -20,12 +20,11 @@ class PreparedPlan:
     """What was planned for one combination of input shapes.
 
     `report` is the object that `bbgrap plan --json` prints; `agents` are the names of its devices, in order. `is_current` is whether
-    requests have been answered by nobody else since.
+    it was waited for, and requests have been answered by nobody else since.
     """
 
-    def __init__(self, answer: ModelPrepared, *, was_waited_for: bool = True) -> None:
-        self.is_current = was_waited_for
-        self.was_waited_for = was_waited_for
+    def __init__(self, answer: ModelPrepared, *, is_current: bool = True) -> None:
+        self.is_current = is_current
         self.key = answer.plan
         self.epoch = answer.epoch
         self.agents = answer.agents

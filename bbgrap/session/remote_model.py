@@ -146,7 +146,7 @@ class RemoteModel:
     def _waited_for(self, shapes: Shapes, left_s: LeftS) -> PreparedPlan:
         """Return the plan for these shapes once it is there."""
         known = self._plans.get(shapes)
-        if known is not None and known.is_current and known.was_waited_for:
+        if known is not None and known.is_current:
             return known
         if self.options.planner == AUTO:
             self._measure(left_s)
@@ -162,7 +162,7 @@ class RemoteModel:
         message = PrepareModel(self.connection.number(), model, named, options, wait, left)
         # Like a request: the coordinator knows better what it has waited for.
         answer = self.connection.try_call(message, ModelPrepared, self._on_progress, timeout_s=left + _GRACE_S)
-        plan = PreparedPlan(answer, was_waited_for=wait)
+        plan = PreparedPlan(answer, is_current=wait)
         with self._lock:
             _keep(self._plans, shapes, plan)
         self._latest = shapes
