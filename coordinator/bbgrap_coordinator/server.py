@@ -101,7 +101,6 @@ class Server:
         self._storing: set[tuple[bytes, int]] = set()
         """Calls whose pieces of models are being written, or wait for that: they are not lost."""
         self._comparisons = ThreadPoolExecutor(1, "comparisons")
-        self._saw_agents = False
         self._warnings = PeerWarnings(_log)
         self._broken: dict[str, tuple[str, float]] = {}
         """What was said last of an address, and when; of the data plane's thread."""
@@ -332,8 +331,7 @@ class Server:
         return None
 
     def _say_to_agent(self, say: coordinator_instructions.ToAgent) -> CoordinatorEvent | None:
-        if isinstance(say.message, Welcome) and not self._saw_agents:
-            self._saw_agents = True
+        if isinstance(say.message, Welcome):
             self._storage.saw_agents()
         try:
             self._control.send(say.identity, TO_AGENT.encode(say.message))
