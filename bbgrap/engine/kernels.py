@@ -26,8 +26,4 @@ def local_kernels(artifacts: Artifacts) -> list[Kernel]:
 
 def _kernel(segments: Sequence[SegmentModel], weights: Mapping[str, Array]) -> Kernel:
     calls = [caller(load_segment(segment, weights), segment.inputs, segment.outputs) for segment in segments]
-
-    def run(segment: int, inputs: Sequence[Array]) -> Sequence[Array]:
-        return calls[segment](inputs)
-
-    return run
+    return lambda segment, inputs: calls[segment](inputs)
