@@ -10,8 +10,8 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass
+from functools import cached_property, partial
 
 from bbgrap.control.coordinator_events import RequestBroke, RequestDone
 from bbgrap.control.coordinator_instructions import HostDeploy, KeepState, StartRequest
@@ -40,14 +40,11 @@ class _HostProgram(LocalProgram):
     further: _HostProgram | None = None
     reading: _HostProgram | None = None
     """For those that only tell it."""
-    bare: tuple[int, ...] = field(init=False)
-    """Those that get no input."""
 
-    def __post_init__(self) -> None:
-        """Look up once what is the same in every request."""
-        super().__post_init__()
-        fed = {layout.peer for layout in self.sent.values()}
-        object.__setattr__(self, "bare", tuple(device for device in sorted(self.peers) if device not in fed))
+    @cached_property
+    def bare(self) -> tuple[int, ...]:
+        """The devices that get no input."""
+        return tuple(sorted(self.peers.keys() - {layout.peer for layout in self.sent.values()}))
 
     def program(self, start: StartRequest) -> _HostProgram:
         """Return what the host does for a request."""
