@@ -98,7 +98,7 @@ class ControlServer:
             if lock is not None:
                 lock.set_on(self.socket)
                 self._guard = KeyCheck(context, lock.admits)
-            self._listener = self._listen(bind)
+            self.listener = self._listen(bind)
             self.channels = Channels()
         except BaseException:  # a context waits for all its sockets
             self._stop()
@@ -122,14 +122,6 @@ class ControlServer:
                 raise UsageError(f"address {bind}: expected tcp://HOST:PORT of this machine: {_why_not(bind, error)}") from error
             self.socket.disable_monitor()
         return listener
-
-    def check_room(self) -> None:
-        """Look whether anybody could come in, once all is open that this process needs itself.
-
-        Raises:
-            BbgrapError: if the system grants too few descriptors for that.
-        """
-        self._listener.check_room()
 
     def send(self, identity: bytes, frames: Sequence[BytesLike]) -> bool:
         """Send a message to a peer; one to a peer that is gone, or does not read, is lost. Return whether it can be reached."""
@@ -184,7 +176,7 @@ class ControlServer:
 
     def throttle(self) -> None:
         """Keep strangers from taking all descriptors; to be called some times a second."""
-        self._listener.throttle(self._guard.refused if self._guard is not None else 0)
+        self.listener.throttle(self._guard.refused if self._guard is not None else 0)
 
     def _receive(self) -> tuple[bytes, list[BytesLike]] | None:
         received = frame_pieces.receive(self.socket, route=1)

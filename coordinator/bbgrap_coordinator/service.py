@@ -114,7 +114,7 @@ def serve(
         stack.callback(audit.close)
         server = Server(control, plane, machine, models, planners, storage, audit, InputFiles(directory), keys)
         planners.begin(models, folders, server.report)
-        control.check_room()
+        control.listener.check_room()  # once all is open that this process needs itself
         for number in stop_signals():
             signal.signal(number, lambda *_: server.stop())
         if until_eof:
