@@ -31,9 +31,6 @@ INGREDIENTS = 8
 LARGE_INGREDIENTS = 4
 """So many candidates are what stretches may be changed to, of small and of large plans: chosen."""
 
-STARTS = 2
-"""So many plans are improved, the best ones."""
-
 FEW = 4
 """Of more nodes than this, so many are searched first: chosen."""
 
@@ -65,26 +62,20 @@ def plan_auto(
     Raises:
         PlanError: if a planner broke a law of plans.
     """
-    searches: list[_Search] = []
-    best: Score | None = None
-    ended: dict[tuple[int, ...], Candidate] = {}
-    for begun in _over_sets(Evaluator(Pieces(graph, descriptions), cluster, options, time_is_up)):
+    seen: dict[tuple[str, Score], Candidate] = {}
+    ended: list[Candidate] = []
+    sets = _over_sets(Evaluator(Pieces(graph, descriptions), cluster, options, time_is_up))
+    for begun in sets:
         begun.ask_others()
-        search = _Search(begun.evaluator, begun.ranked(), begun.hopeless, begun.searched)
-        searches.append(search)
-        best = search.candidates[0].score if best is None else min(best, search.candidates[0].score)
-        if search.candidates[0].score > _near(best):
-            continue
-        while (inner := search.without_idle()) is not None:
-            searches.append(inner)
-            search = inner
-        if search.evaluator.devices not in ended:
-            ended[search.evaluator.devices] = search.end()
-    candidates = sorted({(c.name, c.score): c for search in searches for c in search.candidates}.values(), key=lambda c: c.score)
-    found = min([*ended.values(), candidates[0]], key=lambda c: c.score)
+        ranked = begun.ranked()
+        seen |= {(candidate.name, candidate.score): candidate for candidate in ranked}
+        if ranked[0].score <= _near(min(candidate.score for candidate in seen.values())):
+            ended.append(_improved(begun.evaluator, ranked))
+    candidates = sorted(seen.values(), key=lambda c: c.score)
+    found = min([*ended, candidates[0]], key=lambda c: c.score)
     plan = Plan("auto", graph, cluster, found.tiles)
     verify_plan(plan, descriptions)
-    return SearchResult(plan, found.score, tuple(candidates), found.name, sum(search.evaluator.plans for search in searches))
+    return SearchResult(plan, found.score, tuple(candidates), found.name, sum(begun.evaluator.plans for begun in sets))
 
 
 def _over_sets(evaluator: Evaluator) -> list[Candidates]:
@@ -128,33 +119,15 @@ def _hopeless(candidates: list[Candidate]) -> frozenset[str]:
     return frozenset(planner for planner in far if planner) if not best.excess else frozenset()
 
 
-@dataclass(frozen=True, slots=True)
-class _Search:
-    """What was found over some nodes, before it is improved; the best candidate is first."""
-
-    evaluator: Evaluator
-    candidates: list[Candidate]
-    hopeless: frozenset[str]
-    searched: int
-
-    def without_idle(self) -> _Search | None:
-        """Return a search over the nodes alone that the best candidate uses; None if all or fewer than two, or if the time is up."""
-        used = tuple(sorted({tile.device for tiles in self.candidates[0].tiles.values() for tile in tiles}))
-        if len(used) < 2 or used == self.evaluator.devices or self.evaluator.is_late:
-            return None
-        inner = self.evaluator.over(used)
-        return replace(self, evaluator=inner, candidates=Candidates(inner, self.hopeless, self.searched).collect())
-
-    def end(self) -> Candidate:
-        """Return what improving the best candidates leads to."""
-        evaluator, candidates = self.evaluator, self.candidates
-        if len(evaluator.devices) == 1 or evaluator.spent:
-            return candidates[0]
-        chosen = ingredients(candidates, LARGE_INGREDIENTS if evaluator.size > LARGE else INGREDIENTS)
-        ended = [(improve(evaluator, start.tiles, start.score, chosen), start) for start in candidates[:STARTS]]
-        best, start = min(ended, key=lambda pair: pair[0].score)
-        name = start.name + (f", improved in {best.moves} move{'s' * (best.moves != 1)}" if best.moves else "")
-        return replace(start, name=name, tiles=best.tiles, score=best.score)
+def _improved(evaluator: Evaluator, candidates: list[Candidate]) -> Candidate:
+    """Return what improving the best candidate leads to."""
+    start = candidates[0]
+    if len(evaluator.devices) == 1 or evaluator.spent:
+        return start
+    chosen = ingredients(candidates, LARGE_INGREDIENTS if evaluator.size > LARGE else INGREDIENTS)
+    best = improve(evaluator, start.tiles, start.score, chosen)
+    name = start.name + (f", improved in {best.moves} move{'s' * (best.moves != 1)}" if best.moves else "")
+    return replace(start, name=name, tiles=best.tiles, score=best.score)
 
 
 def _near(best: Score) -> Score:
