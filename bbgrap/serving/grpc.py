@@ -43,6 +43,9 @@ _MOST_REASON = 1024
 """Bytes of a reason; escaped they are up to three times as many."""
 
 _CONTENTS = {
+_RAW_OUTPUT = bytes([6 << 3 | 2])
+"""What is before each of `raw_output_contents`: the number of that field, and that a length follows."""
+
     "BOOL": "bool_contents",
     **dict.fromkeys(("INT8", "INT16", "INT32"), "int_contents"),
     "INT64": "int64_contents",
@@ -95,7 +98,6 @@ def _handlers(gateway: Gateway) -> grpc.GenericRpcHandler:
     handlers = {
         name: grpc.stream_unary_rpc_method_handler(  # of unary calls, too: so it is here when a message is read, and how long it may take
             _answering(_admitted(gateway, name, call) if name in _ADMITTED else _asked(asking, name, call), message(f"{name}Response")),
-            response_serializer=message(f"{name}Response").SerializeToString,
         )
         for name, call in _Calls(gateway).methods().items()
     }
@@ -143,7 +145,7 @@ def _answering(read: _Read, response: Any) -> _Read:  # noqa: ANN401 - grpc ship
             if after is not None:
                 context.set_trailing_metadata((("retry-after", str(after)),))
             return await context.abort(getattr(grpc.StatusCode, refused.kind.code), _short(refused.reason))
-        return json_format.ParseDict(value, response()) if isinstance(value, dict) else value
+        return json_format.ParseDict(value, response()).SerializeToString() if isinstance(value, dict) else value
 
     return answer
 
@@ -218,7 +220,7 @@ class _Calls:
         sent = dict(context.invocation_metadata() or ())
         answer = partial(_response, model, asked)
         answered = await self._gateway.infer(model, Inference(asked, answer, str(sent.get("traceparent", ""))))
-        is_sent = self._gateway.begin_sending(answered.ByteSize())
+        is_sent = self._gateway.begin_sending(2 * len(answered))  # grpc has a copy
         context.add_done_callback(lambda _: is_sent())
         return answered
 
@@ -278,11 +280,24 @@ def _parameters(given: Mapping[str, Any]) -> dict[str, Any]:
     return {name: getattr(value, choice) for name, value in given.items() if (choice := value.WhichOneof("parameter_choice"))}
 
 
-def _response(model: ServedModel, asked: InferRequest, outputs: list[Array]) -> Any:  # noqa: ANN401
+def _varint(number: int) -> bytes:
+    """Return a length as protobuf writes it: seven bits a byte, the last ones first."""
+    digits = bytearray()
+    while number > 127:
+        digits.append(number & 127 | 128)
+        number >>= 7
+    return bytes((*digits, number))
+
+
+def _response(model: ServedModel, asked: InferRequest, outputs: list[Array]) -> bytes:
+    """Return the message as it is sent: made by protobuf, its raw outputs would be copied twice more."""
     answer = _InferResponse(model_name=model.name, model_version=model.version, id=asked.id)
     for name, array in zip(model.output_names(asked.output_names), outputs, strict=True):
         answer.outputs.add(name=name, datatype=datatype_of_array(array), shape=array.shape)
-        answer.raw_output_contents.append(bytes(to_bytes(array)))
-    if answer.ByteSize() >= 1 << 31:
+    parts: list[BodyBytes] = [answer.SerializeToString()]
+    for array in outputs:
+        raw = to_bytes(array)
+        parts += [_RAW_OUTPUT, _varint(len(raw)), raw]
+    if sum(map(len, parts)) >= 1 << 31:
         raise RefusedError(Refusal.TOO_LARGE, "the answer has 2 GiB or more, which no message of gRPC can; ask over HTTP")
     return answer
