@@ -10,9 +10,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Generic, TypeVar
@@ -28,7 +28,7 @@ from bbgrap.serving.model import ServedModel
 from bbgrap.serving.open_sequences import SequenceTurn
 from bbgrap.serving.refusals import Refusal, RefusedError, malformed, refusal_of
 from bbgrap.serving.repository import Repository
-from bbgrap.serving.request_places import RequestPlace, RequestPlaces
+from bbgrap.serving.request_places import SMALL_BYTES, RequestPlace, RequestPlaces
 from bbgrap.serving.statistics import Durations
 from bbgrap.serving.tracing import Tracing
 from bbgrap.session import Connection
@@ -50,7 +50,11 @@ _GIVES_BACK_EVERY = 60
 """After so many looks at which nothing had come since the one before, and after the first, what was freed is given back to the system."""
 
 MOST_UNSENT_BYTES = 1 << 30
-"""Of answers that are still sent, beyond which no request is let in: clients that were stopped have them kept. One may be larger."""
+"""Of answers that are still sent, beyond which no request is let in and further answers are dropped: clients that were stopped have them
+kept. One may be larger."""
+
+_ROOM_S, _LOOK_S = 30.0, 0.02
+"""How long inputs may wait until they are read, and how often is looked whether they may."""
 
 _PATIENCE_S = 10.0
 """So long requests that run wait for a coordinator that is away: one that is started anew goes on with them."""
@@ -133,10 +137,14 @@ class Gateway:
             await asyncio.sleep(_LOOK_EVERY_S)
 
     async def tidy(self) -> None:
-        """Keep giving back what was freed while nothing goes on: after large answers glibc keeps several times what they took."""
+        """Keep telling that the event loop has turns, and giving back what was freed while nothing goes on.
+
+        After large answers glibc keeps several times what they took.
+        """
         quiet, come = 0, self._come
         while True:
             await asyncio.sleep(_LOOK_EVERY_S)
+            self._places.seen_at = time.monotonic()
             quiet = quiet + 1 if come == self._come and not self.in_flight else 0
             come = self._come
             if quiet % _GIVES_BACK_EVERY == 1:
@@ -178,27 +186,47 @@ class Gateway:
         return len(self._places)
 
     @contextmanager
-    def admitted(self) -> Iterator[RequestPlace]:
-        """Let a request in; where all places are taken, in that of a client that has stopped in the middle of its body.
+    def admitted(self, nbytes: int = 0) -> Iterator[RequestPlace]:
+        """Let a request in, with inputs of so many bytes, once there is room for them; this thread waits meanwhile.
+
+        Where all places are taken, or all room, it gets those of a client that has stopped in the middle of its body.
 
         Raises:
             RefusedError: if there are too many, or too many answers that nobody takes, the server stops, or there is no coordinator.
         """
+        until = time.monotonic() + _ROOM_S
+        while (place := self._place(nbytes, until)) is None:
+            time.sleep(_LOOK_S)
+        with self._places.held(place):
+            yield place
+
+    @asynccontextmanager
+    async def admitted_soon(self, nbytes: int) -> AsyncIterator[RequestPlace]:
+        """Let a request in as `admitted` does, on the event loop."""
+        until = time.monotonic() + _ROOM_S
+        while (place := self._place(nbytes, until)) is None:
+            await asyncio.sleep(_LOOK_S)
+        with self._places.held(place):
+            yield place
+
+    def _place(self, nbytes: int, until: float) -> RequestPlace | None:
+        """Return a place, or None if there is no room for its inputs yet."""
         if self.is_draining or self._away:
             raise RefusedError(Refusal.UNAVAILABLE, "the server is stopping" if self.is_draining else self._away)
         with self._lock:
             if self.in_flight >= self.limits.in_flight and not self._places.free_one():
                 raise RefusedError(Refusal.BUSY, f"{self.in_flight} requests are in flight, no more are taken (--max-in-flight)")
             if self._unsent_bytes > MOST_UNSENT_BYTES and self.unsent > 1:
-                kept = f"{self.unsent} answers of {self._unsent_bytes} bytes are not taken by their clients"
-                raise RefusedError(Refusal.BUSY, f"{kept}; no more requests are before some are")
-            place = self._places.take()
+                raise self._too_many_unsent()
+            if not self._places.has_room(nbytes):
+                if time.monotonic() > until:
+                    raise RefusedError(
+                        Refusal.BUSY, f"inputs of {self._places.nbytes} bytes are here; more are not read before some have ended"
+                    )
+                self._places.free_one()
+                return None
             self._come += 1
-        try:
-            yield place
-        finally:
-            with self._lock:
-                self._places.give_back(place)
+            return self._places.take(nbytes)
 
     def begin_sending(self, nbytes: int) -> Callable[[], None]:
         """Count an answer whose client has not taken all of it; return what is to be called when it has.
@@ -207,6 +235,12 @@ class Gateway:
         """
         self._count_unsent(1, nbytes)
         return partial(self._count_unsent, -1, -nbytes)
+
+    def _too_many_unsent(self, more: int = 0) -> RefusedError:
+        kept = f"{self.unsent} answers of {self._unsent_bytes} bytes are not taken by their clients"
+        return RefusedError(
+            Refusal.BUSY, f"{kept}; {f'one more of {more} bytes is dropped' if more else 'no more requests are'} before some are"
+        )
 
     def _count_unsent(self, answers: int, nbytes: int) -> None:
         with self._lock:
@@ -290,7 +324,7 @@ class Gateway:
         decoded = time.perf_counter_ns()
         outputs, began = await self._batcher(model).run(feed, work.asked.output_names)
         ran = time.perf_counter_ns()
-        answer = await self._in_thread(partial(work.answer, outputs))
+        answer = await self._in_thread(partial(self._made, work, outputs))
         return answer, Durations(began - decoded, decoded - begin, ran - began, time.perf_counter_ns() - ran)
 
     def _refusal(self, model: ServedModel, error: Exception, deadline_s: float, *, is_late: bool) -> RefusedError:
@@ -322,8 +356,15 @@ class Gateway:
         decoded = time.perf_counter_ns()
         outputs = self._run(model, feed, work.asked.output_names, has_ended, span, turn)
         ran = time.perf_counter_ns()
-        answer = work.answer(outputs)
+        answer = self._made(work, outputs)
         return answer, Durations(begin - came, decoded - begin, ran - decoded, time.perf_counter_ns() - ran)
+
+    def _made(self, work: Inference[R], outputs: list[Array]) -> R:
+        """Return the answer of outputs, unless clients leave too many others."""
+        nbytes = sum(output.nbytes for output in outputs)
+        if nbytes > SMALL_BYTES and self.unsent and self._unsent_bytes + nbytes > MOST_UNSENT_BYTES:
+            raise self._too_many_unsent(nbytes)
+        return work.answer(outputs)
 
     def _run(
         self,

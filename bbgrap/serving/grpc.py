@@ -8,6 +8,7 @@ from contextlib import suppress
 from functools import partial
 from inspect import isawaitable
 from typing import Any
+from urllib.parse import unquote
 
 import grpc
 import grpc.aio
@@ -42,10 +43,10 @@ _GREETING_S = 5.0
 _MOST_REASON = 1024
 """Bytes of a reason; escaped they are up to three times as many."""
 
-_CONTENTS = {
 _RAW_OUTPUT = bytes([6 << 3 | 2])
 """What is before each of `raw_output_contents`: the number of that field, and that a length follows."""
 
+_CONTENTS = {
     "BOOL": "bool_contents",
     **dict.fromkeys(("INT8", "INT16", "INT32"), "int_contents"),
     "INT64": "int64_contents",
@@ -105,11 +106,23 @@ def _handlers(gateway: Gateway) -> grpc.GenericRpcHandler:
 
 
 def _admitted(gateway: Gateway, name: str, call: _Called) -> _Read:
-    """Read a message that may be large once it is let in, as HTTP does: nobody knows how much of it has come, so it may take longer."""
+    """Read a message that may be large once it is let in, as HTTP does: nobody knows how much of it has come, so it may take longer.
+
+    Nor does anybody know how large it is: it counts as the longest at first, later as those that have come lately.
+    """
+    usual = gateway.limits.body_bytes
+
+    async def read(bodies: _Bodies, place: RequestPlace) -> Any:  # noqa: ANN401 - grpc ships no types
+        nonlocal usual
+        body = await _only(bodies, place, DEADLINE_S, patience_s=BODY_S)
+        usual = max(len(body), usual * 3 // 4)
+        place.count(len(body))
+        return _parsed(name, body)
 
     async def answer(bodies: _Bodies, context: Any) -> Any:  # noqa: ANN401 - grpc ships no types
-        with gateway.admitted() as place:
-            return await call(await _only(bodies, name, place, DEADLINE_S, patience_s=BODY_S), context)
+        async with gateway.admitted_soon(usual) as place:
+            place.peer = _address(context.peer())
+            return await call(await read(bodies, place), context)
 
     return answer
 
@@ -122,12 +135,9 @@ def _asked(asking: RequestPlaces, name: str, call: _Called) -> _Read:
             if len(asking) >= _MOST_AWAITED:
                 asking.free_one()
             place = asking.take()
-        try:
-            request = await _only(bodies, name, place, BODY_S, patience_s=0.0)
-        finally:
-            with asking.lock:
-                asking.give_back(place)
-        value = call(request, context)
+        with asking.held(place):
+            body = await _only(bodies, place, BODY_S, patience_s=0.0)
+        value = call(_parsed(name, body), context)
         return await value if isawaitable(value) else value
 
     return answer
@@ -156,7 +166,13 @@ def _short(reason: str) -> str:
     return text[:_MOST_REASON].decode("utf-8", "ignore") + (" ..." if len(text) > _MOST_REASON else "")
 
 
-async def _only(bodies: _Bodies, name: str, place: RequestPlace, most_s: float, *, patience_s: float) -> Any:  # noqa: ANN401 - grpc ships no types
+def _address(peer: str) -> tuple[str, int] | None:
+    """Return what grpc calls `ipv4:HOST:PORT`, or `ipv6:[HOST]:PORT`, quoted."""
+    host, _, port = unquote(peer).partition(":")[2].rpartition(":")
+    return (host.strip("[]"), int(port)) if port.isdecimal() else None
+
+
+async def _only(bodies: _Bodies, place: RequestPlace, most_s: float, *, patience_s: float) -> bytes:
     """Read a call's message, which others that wait for its place leave so much time."""
     try:
         async with asyncio.timeout(most_s) as limit:
@@ -165,11 +181,15 @@ async def _only(bodies: _Bodies, name: str, place: RequestPlace, most_s: float, 
             async for _ in bodies:  # else grpc before 1.83 takes the call for one that goes on, and counts it for ever
                 raise malformed("the call has more than one message")
             place.has_body()
+            return body
     except TimeoutError:
         place.check()
         raise RefusedError(Refusal.SLOW_BODY, f"the message did not come within {most_s:g} s") from None
     except StopAsyncIteration:
         raise malformed("the call ended without a message") from None
+
+
+def _parsed(name: str, body: bytes) -> Any:  # noqa: ANN401 - grpc ships no types
     kind = message(f"{name}Request")
     try:
         return kind.FromString(body)
@@ -300,4 +320,4 @@ def _response(model: ServedModel, asked: InferRequest, outputs: list[Array]) -> 
         parts += [_RAW_OUTPUT, _varint(len(raw)), raw]
     if sum(map(len, parts)) >= 1 << 31:
         raise RefusedError(Refusal.TOO_LARGE, "the answer has 2 GiB or more, which no message of gRPC can; ask over HTTP")
-    return answer
+    return b"".join(parts)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import threading
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
 from inspect import isawaitable
@@ -29,7 +28,7 @@ from bbgrap.serving.infer_request import InferRequest
 from bbgrap.serving.model import ServedModel
 from bbgrap.serving.refusals import Refusal, RefusedError, malformed, refusal_of
 from bbgrap.serving.request_head import MOST_BYTES
-from bbgrap.serving.request_places import RequestPlace, ending
+from bbgrap.serving.request_places import RequestPlace, RequestPlaces, ending
 
 EXTENSIONS = ("binary_tensor_data", "model_configuration", "model_repository", "sequence", "statistics")
 
@@ -150,13 +149,14 @@ class _Api:
         return {}
 
     async def infer(self, request: Request) -> Response:
-        with self._gateway.admitted() as place:
+        async with self._gateway.admitted_soon(_announced(request, self._gateway.limits.body_bytes)) as place:
             model = self.model(request)
             body = await self._body(request, place)
             encoding = request.headers.get("content-encoding", "").strip().lower()
             header = request.headers.get(JSON_LENGTH, "").strip()
             if encoding:
                 body = await self._gateway.beside(partial(bodies.decompress, body, encoding, self._gateway.limits.body_bytes))
+                place.count(len(body))
             length = bodies.json_length_of(header, len(body))
             if length <= _INLINE_BYTES:
                 asked = bodies.parse_infer(body, length)
@@ -178,12 +178,10 @@ class _Api:
             RefusedError: if it is too large, or does not come.
         """
         most = self._gateway.limits.body_bytes if place else MOST_BYTES
-        announced = request.headers.get("content-length", "0")
-        if int(announced) > most:
-            raise _too_large(most)
+        announced = _announced(request, most)
         parts: list[bytes] = []
         size, loop = 0, asyncio.get_running_loop()
-        place = place or RequestPlace(threading.Lock())  # not one of the gateway's, and so never lost
+        place = place or RequestPlace(RequestPlaces())  # not one of the gateway's, and so never lost
         try:
             async with asyncio.timeout(BODY_S) as limit:
                 place.await_body(ending(limit))
@@ -198,6 +196,8 @@ class _Api:
                     size += len(parts[-1])
                     if size > most:
                         raise _too_large(most)
+                    if size > announced:
+                        place.count(size)
                     if not message.get("more_body", False):
                         place.has_body()
                         return b"".join(parts)
@@ -208,6 +208,18 @@ class _Api:
 
 def _counted(models: Iterable[ServedModel]) -> dict[str, Any]:
     return {"model_stats": [model.counted() for model in models]}
+
+
+def _announced(request: Request, most: int) -> int:
+    """Return how long a body is, 0 if its head does not say so.
+
+    Raises:
+        RefusedError: if it is too large.
+    """
+    announced = int(request.headers.get("content-length", "0"))
+    if announced > most:
+        raise _too_large(most)
+    return announced
 
 
 def _too_large(most: int) -> RefusedError:

@@ -14,13 +14,15 @@ import pytest
 from starlette.responses import Response
 from starlette.routing import Route
 
+from bbgrap.planners.options import PlanOptions
 from bbgrap.serving import gateway as gateways
 from bbgrap.serving.gateway import Gateway, Limits
+from bbgrap.serving.model import ServedModel
 from bbgrap.serving.refusals import RefusedError
 from bbgrap.serving.repository import Repository
 from bbgrap.serving.server import listen, serve
 from tests.serving.conftest import serving
-from tests.serving.test_connection_threads import connection_to, infer
+from tests.serving.test_connection_threads import answer, connection_to, infer
 from tests.waiting import until
 
 pytestmark = pytest.mark.cluster
@@ -29,7 +31,7 @@ LARGE = 24 << 20
 """Bytes: more than sockets hold."""
 
 
-def served_to(cluster, client):
+def served_to(cluster, client, repository=None):
     """Serve a large answer, and return what a client makes of it, with the server's port and gateway."""
 
     def begin(*_):
@@ -38,7 +40,7 @@ def served_to(cluster, client):
         futures.append(future)
 
     listening, futures = listen("--http", "127.0.0.1:0"), []
-    gateway = Gateway(cluster.connection, Repository({}, None, lambda _: None), Limits())
+    gateway = Gateway(cluster.connection, repository or Repository({}, None, lambda _: None), Limits())
     large = Route("/large", lambda _: Response(bytes(LARGE)))
     with ThreadPoolExecutor(1) as pool:
         asyncio.run(serve(gateway, listening, "", begin, [large]))
@@ -85,6 +87,29 @@ def test_answers_that_nobody_takes_are_bounded(cluster, monkeypatch):
         return is_let_in(gateway)
 
     assert served_to(cluster, client)
+
+
+def test_further_answers_are_dropped_where_others_are_not_taken_and_small_ones_are_not(cluster, models, monkeypatch):
+    """Ten clients that stopped reading had more kept than what nobody else was let in for, and nobody was."""
+    monkeypatch.setattr(gateways, "MOST_UNSENT_BYTES", LARGE)
+
+    def load(entry):
+        return ServedModel.load(entry.name, entry.version, entry.path, cluster.connection, PlanOptions("single"), 60.0)
+
+    def client(port, gateway):
+        def status(rows):
+            with socket.create_connection(("127.0.0.1", port), 20) as asking:
+                asking.sendall(infer(rows))
+                return answer(asking.makefile("rb"))[0]
+
+        with socket.create_connection(("127.0.0.1", port), 20) as stopped:
+            stopped.sendall(b"GET /large HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            until(lambda: gateway.unsent == 1)
+            told = status(1 << 18), status(3)
+        until(lambda: gateway.unsent == 0)
+        return (*told, status(1 << 18))
+
+    assert served_to(cluster, client, Repository({"rows": models / "rows.onnx"}, None, load)) == (429, 200, 200)
 
 
 def own_bytes(process):
