@@ -137,14 +137,10 @@ class Gateway:
             await asyncio.sleep(_LOOK_EVERY_S)
 
     async def tidy(self) -> None:
-        """Keep telling that the event loop has turns, and giving back what was freed while nothing goes on.
-
-        After large answers glibc keeps several times what they took.
-        """
+        """Keep giving back what was freed while nothing goes on: after large answers glibc keeps several times what they took."""
         quiet, come = 0, self._come
         while True:
             await asyncio.sleep(_LOOK_EVERY_S)
-            self._places.seen_at = time.monotonic()
             quiet = quiet + 1 if come == self._come and not self.in_flight else 0
             come = self._come
             if quiet % _GIVES_BACK_EVERY == 1:

@@ -8,7 +8,6 @@ from contextlib import suppress
 from functools import partial
 from inspect import isawaitable
 from typing import Any
-from urllib.parse import unquote
 
 import grpc
 import grpc.aio
@@ -121,7 +120,6 @@ def _admitted(gateway: Gateway, name: str, call: _Called) -> _Read:
 
     async def answer(bodies: _Bodies, context: Any) -> Any:  # noqa: ANN401 - grpc ships no types
         async with gateway.admitted_soon(usual) as place:
-            place.peer = _address(context.peer())
             return await call(await read(bodies, place), context)
 
     return answer
@@ -164,12 +162,6 @@ def _short(reason: str) -> str:
     """Return the beginning of a reason: a status travels as a header, and clients take no more than 8 KiB of these, escaped."""
     text = reason.encode("utf-8", "replace")
     return text[:_MOST_REASON].decode("utf-8", "ignore") + (" ..." if len(text) > _MOST_REASON else "")
-
-
-def _address(peer: str) -> tuple[str, int] | None:
-    """Return what grpc calls `ipv4:HOST:PORT`, or `ipv6:[HOST]:PORT`, quoted."""
-    host, _, port = unquote(peer).partition(":")[2].rpartition(":")
-    return (host.strip("[]"), int(port)) if port.isdecimal() else None
 
 
 async def _only(bodies: _Bodies, place: RequestPlace, most_s: float, *, patience_s: float) -> bytes:

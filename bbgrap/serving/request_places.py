@@ -11,12 +11,10 @@ import asyncio
 import math
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from operator import itemgetter
 
 from bbgrap.serving.refusals import Refusal, RefusedError
-from bbgrap.serving.silent_connections import silences
 
 SILENT_S = 2.0
 """How long nothing of a body may come where others wait for a place. Chosen: ten times what TCP takes to send a lost packet again."""
@@ -40,14 +38,9 @@ class RequestPlace:
         self._patience_s = SILENT_S
         self._give_up: Callable[[], object] = lambda: None
         self._lost_after_s: float | None = None
-        self.peer: tuple[str, int] | None = None
-        """Whose connection tells for how long nothing has come, where parts are not seen."""
 
     def await_body(self, give_up: Callable[[], object], patience_s: float | None = None) -> None:
-        """Begin to receive; `give_up` ends that from any thread, after so long without a part at the earliest: `SILENT_S` if not given.
-
-        It may end it after `SILENT_S`, too, if nothing has come from the peer for as long.
-        """
+        """Begin to receive; `give_up` ends that from any thread, after so long without a part at the earliest: `SILENT_S` if not given."""
         self._give_up, self._patience_s = give_up, SILENT_S if patience_s is None else patience_s
         self._awaited = time.monotonic()
 
@@ -92,11 +85,9 @@ class RequestPlace:
         awaited = self._awaited
         return -math.inf if awaited is None else now - awaited
 
-    def overdue_s(self, now: float, silent: Mapping[tuple[str, int], float]) -> float:
-        """Return for how much longer than it may nothing has come, of peers so long silent; below 0 if others cannot have the place."""
-        unseen_s = now - self._places.seen_at
-        is_silent = self.peer is not None and silent.get(self.peer, 0.0) - unseen_s >= SILENT_S
-        return self.awaited_s(now) - (SILENT_S if is_silent else self._patience_s)
+    def overdue_s(self, now: float) -> float:
+        """Return for how much longer than it may nothing of its body has come; below 0 if others cannot have the place."""
+        return self.awaited_s(now) - self._patience_s
 
     def lose(self, now: float) -> None:
         """Let another request have it; the lock is held."""
@@ -110,8 +101,6 @@ class RequestPlaces:
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self._taken: dict[RequestPlace, None] = {}
-        self.seen_at = -math.inf
-        """When the event loop last had a turn: of what came before, it knows."""
 
     def __len__(self) -> int:
         return len(self._taken)
@@ -143,12 +132,11 @@ class RequestPlaces:
     def free_one(self) -> bool:
         """Have the place back of who is silent for longest beyond what it may; return whether there was one."""
         now = time.monotonic()
-        silent = silences() if any(place.peer and place.awaited_s(now) >= SILENT_S for place in self._taken) else {}
-        overdue_s, slowest = max(((place.overdue_s(now, silent), place) for place in self._taken), key=itemgetter(0), default=(-1.0, None))
-        if slowest is None or overdue_s < 0:
+        silent = max(self._taken, key=lambda place: place.overdue_s(now), default=None)
+        if silent is None or silent.overdue_s(now) < 0:
             return False
-        self._taken.pop(slowest)
-        slowest.lose(now)
+        self._taken.pop(silent)
+        silent.lose(now)
         return True
 
 

@@ -1,26 +1,17 @@
 """Places of requests: clients that were stopped in the middle of a body keep nobody else out."""
 
-import asyncio
 import select
-import socket
-import struct
-import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from pathlib import Path
 
-import grpc
 import pytest
 
 from bbgrap.serving import request_places
 from bbgrap.serving.gateway import Gateway, Limits
-from bbgrap.serving.grpc import start_grpc
-from bbgrap.serving.grpc_schema import SERVICE
 from bbgrap.serving.refusals import RefusedError
 from bbgrap.serving.repository import Repository
 from bbgrap.serving.request_places import RequestPlaces
-from bbgrap.serving.silent_connections import silences
 from tests.serving.conftest import serving
 from tests.serving.test_connection_threads import answer, connection_to, infer, rows_of
 from tests.waiting import until
@@ -76,65 +67,6 @@ def test_large_inputs_wait_until_others_have_ended_and_small_ones_do_not(monkeyp
         unknown.count(1 << 20)
         with pytest.raises(RefusedError, match="no room for 2097152 bytes beside the 3145728"):
             unknown.count(2 << 20)
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="other systems do not tell")
-def test_connections_tell_for_how_long_nothing_has_come():
-    with socket.create_server(("127.0.0.1", 0)) as listening, ExitStack() as opened:
-        asking = [opened.enter_context(socket.create_connection(listening.getsockname())) for _ in range(2)]
-        taken = [opened.enter_context(listening.accept()[0]) for _ in asking]
-        for connection, other in zip(asking, taken, strict=True):
-            connection.sendall(b"x")
-            until(lambda other=other: select.select([other], [], [], 0)[0])
-        taken[0].recv(1)
-        time.sleep(0.1)
-        before = set(Path("/proc/self/fd").iterdir())
-        silent = silences()
-        assert set(Path("/proc/self/fd").iterdir()) == before
-        assert [silent[connection.getsockname()] >= 0.1 for connection in asking] == [True, False]  # the second's byte is not read
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="other systems do not tell")
-def test_calls_that_stop_within_their_inputs_keep_others_out_for_seconds(monkeypatch):
-    """Whoever came was told for 30 s that too many requests are in flight."""
-    monkeypatch.setitem(RequestPlaces.free_one.__globals__, "SILENT_S", 0.2)
-    gateway = Gateway(None, Repository({}, None, lambda _: None), Limits(in_flight=1))
-
-    def frame(kind, flags, content):
-        return struct.pack(">I", len(content))[1:] + bytes([kind, flags]) + struct.pack(">I", kind < 2) + content
-
-    def literal(text):
-        return bytes([len(text)]) + text.encode()
-
-    async def ask():
-        server, port = await start_grpc(gateway, "127.0.0.1:0")
-        tidying = asyncio.ensure_future(gateway.tidy())
-        path = f"/{SERVICE}/ModelInfer"
-        said = {
-            ":method": "POST",
-            ":scheme": "http",
-            ":path": path,
-            ":authority": "a",
-            "te": "trailers",
-            "content-type": "application/grpc",
-        }
-        heads = b"".join(b"\0" + literal(name) + literal(value) for name, value in said.items())
-        try:
-            with socket.create_connection(("127.0.0.1", port)) as stopped:
-                stopped.sendall(
-                    b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + frame(4, 0, b"") + frame(1, 4, heads) + frame(0, 0, b"\0\0\1\0\0begun")
-                )
-                while not gateway.in_flight:
-                    await asyncio.sleep(0.01)
-                async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-                    while (told := await channel.unary_unary(path)(b"", timeout=10).code()) == grpc.StatusCode.RESOURCE_EXHAUSTED:
-                        await asyncio.sleep(0.05)
-                    return told
-        finally:
-            tidying.cancel()
-            await server.stop(None)
-
-    assert asyncio.run(asyncio.wait_for(ask(), 20)) == grpc.StatusCode.NOT_FOUND  # it got in: there is no such model
 
 
 @pytest.mark.cluster
