@@ -5,9 +5,9 @@ from collections.abc import Callable, Mapping
 from bbgrap.cluster import Cluster
 from bbgrap.errors import UsageError
 from bbgrap.graph import Graph
-from bbgrap.planners.against_tofu import plan_allrow_greedy, plan_equal_chop, plan_icml18, plan_spartan
 from bbgrap.planners.bbgrap import all_descriptions, plan_bbgrap
 from bbgrap.planners.by_layer import plan_data_parallel, plan_model_parallel, plan_one_weird_trick
+from bbgrap.planners.equal_chop import plan_equal_chop
 from bbgrap.planners.fewer_exchanges import plan_fewer_exchanges
 from bbgrap.planners.fused_tiles import plan_fused_tiles
 from bbgrap.planners.hypar import plan_hypar
@@ -36,10 +36,7 @@ _PLACING: Mapping[str, Planner] = {
     "model-parallel": plan_model_parallel,
     "tensor-parallel": plan_tensor_parallel,
     "one-weird-trick": plan_one_weird_trick,
-    "allrow-greedy": plan_allrow_greedy,
-    "spartan": plan_spartan,
     "equal-chop": plan_equal_chop,
-    "icml18": plan_icml18,
     "layerwise": plan_layerwise,
     "fused-tiles": plan_fused_tiles,
     "fewer-exchanges": plan_fewer_exchanges,

@@ -1,4 +1,4 @@
-"""Choosing placements for every node so that little is fetched: the search that Tofu and its rivals share, on any graph.
+"""Choosing placements for every node so that little is fetched: Tofu's search, on any graph.
 
 What a node fetches is exact: per machine, the region that its tile reads (from the description) less the region that it holds; partial
 results count once per part, since a machine needs all parts of what it reads. Weights are where they are used, and inputs of the model
@@ -169,26 +169,19 @@ class Choices:
         for _ in range(PASSES):
             before = dict(chosen)
             for node in self.graph.nodes:
-                costs = self.cost_around(node.name, chosen)
+                costs = self._cost_around(node.name, chosen)
                 if costs.min() < costs[chosen[node.name]]:
                     chosen[node.name] = int(costs.argmin())
             if chosen == before:
                 break
         return chosen
 
-    def cost_around(self, name: str, chosen: Mapping[str, int]) -> Integers:
-        """Return what the edges of a node cost for each of its options; neighbours without a choice yet take what is best for it."""
+    def _cost_around(self, name: str, chosen: Mapping[str, int]) -> Integers:
+        """Return what the edges of a node cost for each of its options, given what its neighbours have chosen."""
         total = self._nothing(name)
         for edge in self.around[name]:
-            table = self.cost(edge) if edge.consumer == name else self.cost(edge).T
-            other = edge.producer if edge.consumer == name else edge.consumer
-            total = total + (table[chosen[other]] if other in chosen else table.min(0))
+            total = total + (self.cost(edge)[chosen[edge.producer]] if edge.consumer == name else self.cost(edge)[:, chosen[edge.consumer]])
         return total
-
-    def cost_of_earlier(self, name: str, chosen: Mapping[str, int]) -> Integers:
-        """Return what a node fetches for each of its options of the nodes before it, which have chosen."""
-        earlier = (edge for edge in self.around[name] if edge.consumer == name)
-        return sum((self.cost(edge)[chosen[edge.producer]] for edge in earlier), start=self._nothing(name))
 
     def _nothing(self, name: str) -> Integers:
         return np.zeros(len(self.tiles[name]), dtype=np.int64)

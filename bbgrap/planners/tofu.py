@@ -44,15 +44,13 @@ def plan_tofu(graph: Graph, cluster: Cluster, options: PlanOptions, descriptions
 
 
 def further_placements(
-    graph: Graph, node: Node, description: Description | None, placements: Placements, levels: Levels, *, sums: bool = True
+    graph: Graph, node: Node, description: Description | None, placements: Placements, levels: Levels
 ) -> tuple[Placements, ...]:
     """Return a node's placements with one more, for the last level of `levels`; none for a node without a description."""
     if description is None:
         return ()
     way = levels.ways[-1]
-    left = {
-        placement: loop // levels.divided(placements, placement) for placement, loop in loops(graph, node, description, sums=sums).items()
-    }
+    left = {placement: loop // levels.divided(placements, placement) for placement, loop in loops(graph, node, description).items()}
     over = next((placement for placement in placements if isinstance(placement, Partial)), None)
     left = {placement: rest for placement, rest in left.items() if not isinstance(placement, Partial) or over in (None, placement)}
     longest = max(left.values(), default=1)
@@ -60,9 +58,7 @@ def further_placements(
     return tuple((*placements, placement) for placement in usable or [ON_ONE])
 
 
-def loops(graph: Graph, node: Node, description: Description, *, sums: bool = True) -> dict[Placement, int]:
-    """Return every loop along which a node can be divided, and into how many parts: output axes, then (with `sums`) reduction indices."""
+def loops(graph: Graph, node: Node, description: Description) -> dict[Placement, int]:
+    """Return every loop along which a node can be divided, and into how many parts: output axes, then reduction indices."""
     found: dict[Placement, int] = {Shard(axis): description.shape[axis] for axis in description.splittable_axes}
-    if sums:
-        found |= {over: over.units for over in sums_of(graph, node, description)}
-    return found
+    return found | {over: over.units for over in sums_of(graph, node, description)}

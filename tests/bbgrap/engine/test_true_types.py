@@ -30,7 +30,7 @@ from tests.examples import examples
 from tests.onnx_models import model_of, write_model
 from tests.value_models import same
 
-PLANNERS = ("widest", "tofu", "fewer-exchanges", "fused-tiles", "pipeline", "equal-chop", "spartan", "allrow-greedy")
+PLANNERS = ("widest", "tofu", "fewer-exchanges", "fused-tiles", "pipeline", "equal-chop")
 OPTIONS = [*(PlanOptions(split=split) for split in SPLITS), *(PlanOptions(planner=planner) for planner in PLANNERS)]
 F = TensorProto.FLOAT
 
