@@ -95,12 +95,6 @@ class Candidates:
         """Whether the rest of the budget must be left for improving."""
         return self.evaluator.spent or self.evaluator.budget < KEPT * self._budget
 
-    def collect(self) -> list[Candidate]:
-        """Return all candidates, the best first."""
-        self.begin()
-        self.ask_others()
-        return self.ranked()
-
     def begin(self) -> None:
         """Collect what takes little time."""
         self._alone()

@@ -17,9 +17,6 @@ from bbgrap.shapemap import Interval, IntervalSet
 SHIFTS = (1 / 4, 1 / 8, 1 / 16, 1 / 32)
 """Parts of an axis by which borders move."""
 
-ROUNDS = 4
-"""Times that all moves are tried again after one has helped: chosen."""
-
 
 @dataclass(frozen=True)
 class Improved:
@@ -31,19 +28,15 @@ class Improved:
 
 
 def improve(evaluator: Evaluator, start: Tiles, score: Score, ingredients: Sequence[Tiles]) -> Improved:
-    """Return the plan from which no move leads further, or at which the budget ended."""
-    best, parts = Improved(start, score, 0), layers(evaluator)
-    for _ in range(ROUNDS):
-        before = best.score
-        for stretch in _stretches(parts):
-            for tiles in _moves(best.tiles, stretch, ingredients):
-                if evaluator.spent:
-                    return best
-                now = evaluator.score(tiles)
-                if now < best.score:
-                    best = Improved(tiles, now, best.moves + 1)
-        if best.score == before:
-            break
+    """Return the plan that one try of every move leads to, or at which the budget ended."""
+    best = Improved(start, score, 0)
+    for stretch in _stretches(layers(evaluator)):
+        for tiles in _moves(best.tiles, stretch, ingredients):
+            if evaluator.spent:
+                return best
+            now = evaluator.score(tiles)
+            if now < best.score:
+                best = Improved(tiles, now, best.moves + 1)
     return best
 
 
