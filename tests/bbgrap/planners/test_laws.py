@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,8 @@ import pytest
 from onnx import helper
 
 from bbgrap.cluster import Cluster
+from bbgrap.cluster.types import Link, Network
+from bbgrap.cluster.wires import Wire, Wiring
 from bbgrap.compiler.export import export
 from bbgrap.compiler.simulate import simulate
 from bbgrap.engine.kernels import local_kernels
@@ -19,10 +22,12 @@ from bbgrap.engine.reference import Reference
 from bbgrap.graph import Array
 from bbgrap.planners.bbgrap import all_descriptions
 from bbgrap.planners.options import SPLITS, PlanOptions
+from bbgrap.planners.placements import Levels
 from bbgrap.planners.plan import Plan, Tile, check_plan
 from bbgrap.planners.registry import PLANNERS
 from bbgrap.shapemap import Interval, IntervalSet, ShapeMap
 from bbgrap.tdl import Part, can_make
+from bbgrap.zoo.builder import Builder
 from tests.onnx_models import model_of
 from tests.partition import assert_close
 from tests.program_laws import compile_checked
@@ -119,3 +124,19 @@ def test_rows_are_what_windows_slide_over_though_it_comes_transposed(tmp_path: P
     plan = plan_graph(graph, Cluster.even(2), PlanOptions(split="rows")).compiled.plan
     assert [[len(tile.region.axes[2]) for tile in plan.tiles[name]] for name in ("conv", "up")] == [[12, 12], [25, 25]]
     assert_all_agree(path, shape, 2)
+
+
+def test_a_device_with_two_tiles_of_a_node_breaks_a_law() -> None:
+    builder = Builder("two", (1, 2, 6, 4))
+    graph = builder.graph(builder.act("Relu", "input", "relu"))
+    whole = ShapeMap.full((1, 2, 6, 4))
+    halves = tuple(Tile(0, whole.replace(2, IntervalSet.of(rows))) for rows in ((0, 3), (3, 6)))
+    (fault,) = check_plan(Plan("test", graph, Cluster.even(2), {"relu": halves}))
+    assert fault == "node 'relu' (Relu): a device has two tiles"
+
+
+def test_neighbours_on_a_line_are_no_subtrees() -> None:
+    """Each end and its neighbour would be two equal parts, but the neighbours are as near to each other."""
+    line = ("node0", "node2", "node3", "node1")
+    wires = tuple(Wire(f"wire{n}", ends, Link(1e9, 1e-5)) for n, ends in enumerate(pairwise(line)))
+    assert Levels.of(Cluster(Cluster.even(4).nodes, Network(coordinator_on="node0", wiring=Wiring(wires)))).devices == (0, 1, 2, 3)
