@@ -34,7 +34,7 @@ def fuse_segments(program: Program) -> Program:
     3. All operations of a device and half phase become one segment. Before it come the messages it reads, after it those made from
        it, one per destination; a large part that is read later than the others is a message of its own. Segments with nothing between
        them become one.
-    4. Nobody waits for what only the host reads: it is made, and sent, while messages fly, and as soon as the device has all for it.
+    4. Nobody waits for what only the host reads: it is made, and sent, while messages fly.
     5. What leaves at once leaves for the device after the sender first, and so on around: not all send to one at once. Of the host's
        inputs the first agent's leaves last: it is on the host's machine as a rule, and would compete for its core with the sending.
     """
@@ -70,21 +70,6 @@ def _fetches(program: Program, device: DeviceProgram) -> Iterator[tuple[str, str
                 yield from ((op.node, device.buffers[b].value) for b in reads_of(op) if b in foreign)
 
 
-def _read_by_host_only(program: Program, device: DeviceProgram) -> set[BufferId]:
-    """Return the buffers of an agent that only the host reads, at the end."""
-    only_host, others = set[BufferId](), set(device.results)
-    for step in reversed(device.steps):
-        match step:
-            case Send():
-                (only_host if step.destination == program.host else others).update(reads_of(step))
-            case Compute():
-                for op in reversed(step.ops):
-                    (others if not others.isdisjoint(writes_of(op)) else only_host).update(reads_of(op))
-            case Receive():
-                pass
-    return only_host - others
-
-
 def _sent_phases(program: Program, early: list[dict[BufferId, Phase]]) -> dict[int, Phase]:
     """Return the phase at whose end each message is sent."""
     return {
@@ -95,7 +80,6 @@ def _sent_phases(program: Program, early: list[dict[BufferId, Phase]]) -> dict[i
 def _earliest(program: Program, device: DeviceProgram, layers: dict[str, Phase]) -> dict[BufferId, Phase]:
     """Return the first phase in which each buffer of a device can be there."""
     early = dict.fromkeys(device.feeds, 0)
-    only_host = _read_by_host_only(program, device)
     for step in device.steps:
         match step:
             case Receive():
@@ -103,7 +87,7 @@ def _earliest(program: Program, device: DeviceProgram, layers: dict[str, Phase])
                 early |= {b: 0 if step.source == program.host else layers[device.buffers[b].value] + 1 for b in step.buffers}
             case Compute():
                 for op in step.ops:
-                    if not isinstance(op, Apply) or device.device == program.host or only_host.issuperset(op.writes):
+                    if not isinstance(op, Apply) or device.device == program.host:
                         early |= dict.fromkeys(writes_of(op), max((early[b] for b in reads_of(op)), default=0))
                     else:
                         early |= {b: layers[device.buffers[b].value] for b in op.writes}
