@@ -152,10 +152,12 @@ class AgentDeployments:
     def ask_again(self, now: float) -> list[AgentInstruction]:
         """Ask for weights of which nothing has come for long."""
         done: list[AgentInstruction] = []
+        asked: set[str] = set()
         for epoch, deployment in self.by_epoch.items():
             if deployment.tracker.state == "fetching" and now - deployment.heard > ASK_AGAIN_S:
                 deployment.heard = now
-                done.append(ToCoordinator(WeightsMissing(epoch, tuple(sorted(deployment.missing)))))
+                done.append(ToCoordinator(WeightsMissing(epoch, tuple(sorted(deployment.missing - asked)))))
+                asked |= deployment.missing
         return done
 
     # --- what happens to the worker -----------------------------------------------------------------------------------------------
@@ -173,10 +175,17 @@ class AgentDeployments:
         if deployment is None:
             return []
         if event.missing:
-            return _fetch(deployment, event.missing, now)
+            return self._fetch(deployment, event.missing, now)
         deployment.heard = now
         deployment.tracker.move("weights complete")
         return [deployment.deploy]
+
+    def _fetch(self, deployment: _Deployment, missing: tuple[str, ...], now: float) -> list[AgentInstruction]:
+        """Ask for the weights of a deployment, but for those that are on their way for another one: they would be sent from the beginning."""
+        coming = {digest for other in self.by_epoch.values() if other is not deployment for digest in other.missing}
+        deployment.tracker.move("weights missing")
+        deployment.heard, deployment.missing = now, set(missing)
+        return [ToCoordinator(WeightsMissing(deployment.deploy.epoch, tuple(d for d in missing if d not in coming)))]
 
     def weight_arrived(self, event: WeightArrived, now: float) -> list[AgentInstruction]:
         """Acknowledge a piece; load what waited for the last one."""
@@ -207,7 +216,7 @@ class AgentDeployments:
             failed = DeploymentFailed(event.epoch, event.fault, event.unreachable)
             return [*self.release(event.epoch, "load failed"), ToCoordinator(failed)]
         if event.missing:
-            return _fetch(deployment, event.missing, now)
+            return self._fetch(deployment, event.missing, now)
         deployment.tracker.move("loaded")
         self._urgent.discard(event.epoch)
         return [ToCoordinator(Deployed(event.epoch))]
@@ -258,12 +267,6 @@ class AgentDeployments:
             else:
                 deployment.tracker.move("worker lost")
         return done
-
-
-def _fetch(deployment: _Deployment, missing: tuple[str, ...], now: float) -> list[AgentInstruction]:
-    deployment.tracker.move("weights missing")
-    deployment.heard, deployment.missing = now, set(missing)
-    return [ToCoordinator(WeightsMissing(deployment.deploy.epoch, missing))]
 
 
 def _check(deploy: Deploy) -> CheckWeights:

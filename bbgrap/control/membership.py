@@ -5,7 +5,7 @@ Laws: a name belongs to one living agent; an agent that was silent for its `dead
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
@@ -35,8 +35,13 @@ QUIET_S = 0.25
 BUSY_OVER_S = 1.0
 """Over how long it is measured how busy an agent is."""
 
-WINDOW_BYTES = 16 << 20
-"""Weights on their way to one agent that it has not acknowledged: four chunks, enough to keep a 10 Gb/s link busy over 10 ms."""
+FLYING_S = 2.0
+"""Weights on their way to one agent that it has not acknowledged are at most what it takes in so long: whatever else it is told waits
+behind them. Chosen: more than a round trip takes even where others fill the queues of the way, or less and less would fly."""
+RATED_OVER_S = 0.25
+"""Over how long it is measured how fast an agent takes weights in, at least, and until half of what may be on its way has arrived."""
+FIRST_WINDOW_BYTES, LEAST_WINDOW_BYTES, WINDOW_BYTES = 1 << 18, 1 << 16, 16 << 20
+"""What is on its way before that is known, and the bounds of what is then; the upper one keeps a 10 Gb/s link busy over 10 ms."""
 WINDOW_CHUNKS = 64
 MAX_ENDED = 256
 """Runs that are known to have ended well. Chosen: more than end while a heartbeat is on its way."""
@@ -44,10 +49,11 @@ MAX_ENDED = 256
 
 @dataclass(slots=True)
 class _Outgoing:
-    """A weight on its way: bytes sent and acknowledged so far."""
+    """A weight on its way: bytes sent and acknowledged so far, and with which others it was asked for."""
 
     type: TensorType
     content: BytesLike
+    batch: int
     sent: int = 0
     acknowledged: int = 0
     started: bool = False
@@ -97,6 +103,11 @@ class Member:
     """Bytes of weights that it has of those that are being sent; 0 once it has all."""
     to_feed: int = 0
     """Their total."""
+    _window: int = FIRST_WINDOW_BYTES
+    """How many bytes of weights may be on their way."""
+    _rated: tuple[float, int] = (0.0, 0)
+    """Since when it is measured how fast weights arrive, and the bytes that have since then."""
+    _batches: int = 0
 
     def is_quiet(self, now: float) -> bool:
         """Whether heartbeats are missing: it may be gone."""
@@ -135,15 +146,25 @@ class Member:
         return host_of(self.join.data_address)
 
     def feed(self, digests: Iterable[str], weights: Mapping[str, Array], types: Mapping[str, TensorType]) -> list[CoordinatorInstruction]:
-        """Send these weights, from their beginnings; unknown digests are left out."""
+        """Send these weights, from their beginnings, and of what was asked for together first that of which least is left.
+
+        Unknown digests are left out.
+        """
+        self._batches += 1
+        if not self.outgoing:
+            self._rated = self.heard, 0
         for digest in digests:
             if digest in weights:
-                before, now = self.outgoing.get(digest), _Outgoing(types[digest], encode_array(weights[digest]))
+                before, now = self.outgoing.get(digest), _Outgoing(types[digest], encode_array(weights[digest]), self._batches)
                 if before is None:
                     self.to_feed += len(now.content)
                 else:
                     self.fed -= before.acknowledged
                 self.outgoing[digest] = now
+        left = Counter[int]()
+        for entry in self.outgoing.values():
+            left[entry.batch] += len(entry.content) - entry.acknowledged
+        self.outgoing = dict(sorted(self.outgoing.items(), key=lambda item: (left[item[1].batch], item[1].batch)))
         return self.pump()
 
     def acknowledge(self, digest: str, received: int) -> list[CoordinatorInstruction]:
@@ -153,12 +174,21 @@ class Member:
             before = entry.acknowledged
             entry.acknowledged = min(max(entry.acknowledged, received), len(entry.content))
             self.fed += entry.acknowledged - before
+            self._rate(entry.acknowledged - before)
             entry.sent = max(entry.sent, entry.acknowledged)  # it kept what came before a break: go on from there
             if entry.started and entry.acknowledged == len(entry.content):
                 del self.outgoing[digest]
             if not self.outgoing:
                 self.fed = self.to_feed = 0
         return self.pump()
+
+    def _rate(self, arrived: int) -> None:
+        """Let as much be on its way as arrives within `FLYING_S`."""
+        since, total = self._rated[0], self._rated[1] + arrived
+        self._rated = since, total
+        if self.heard - since >= RATED_OVER_S and total >= self._window // 2:
+            self._window = min(max(LEAST_WINDOW_BYTES, round(total / (self.heard - since) * FLYING_S)), WINDOW_BYTES)
+            self._rated = self.heard, 0
 
     def pump(self) -> list[CoordinatorInstruction]:
         """Send chunks until the window is full."""
@@ -167,9 +197,9 @@ class Member:
         done: list[CoordinatorInstruction] = []
         for digest, entry in self.outgoing.items():
             while not entry.started or entry.sent < len(entry.content):
-                if flying >= WINDOW_BYTES or count >= WINDOW_CHUNKS:
+                if flying >= self._window or count >= WINDOW_CHUNKS:
                     return done
-                chunk = entry.content[entry.sent : entry.sent + MAX_CHUNK_BYTES]
+                chunk = entry.content[entry.sent : entry.sent + min(MAX_CHUNK_BYTES, self._window // 4)]
                 done.append(ToAgent(self.identity, WeightChunk(digest, entry.type, entry.sent, len(entry.content), (chunk,))))
                 count += not entry.started
                 entry.started = True

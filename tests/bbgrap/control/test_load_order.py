@@ -114,3 +114,30 @@ def test_weights_that_are_missing_or_not_to_be_found_keep_nothing_else_from_bein
     assert [i.epoch for i in agent.asked] == [2]
     agent.handle(ae.DeploymentLoaded(2, "no file of weights can be opened"))
     assert [i.epoch for i in agent.asked if isinstance(i, ae.CheckWeights)] == [1]
+
+
+def test_weights_that_are_on_their_way_are_not_asked_for_again():
+    """They were sent from the beginning: two shapes of one model took twice as long to load over a slow link."""
+    agent = Driven()
+    a, b, c = ("0" * 64, "1" * 64, "2" * 64)
+
+    def asked_for(epoch, *missing):
+        agent.tell(deploy_of(epoch))
+        agent.handle(ae.WeightsChecked(epoch, missing))
+        return agent.said
+
+    assert asked_for(1, a, b) == [m.WeightsMissing(1, (a, b))]
+    assert asked_for(2, b, c) == [m.WeightsMissing(2, (c,))]
+    agent.handle(ae.WeightArrived(c, 4, True))
+    assert agent.asked == []
+    agent.handle(ae.WeightArrived(b, 4, True))
+    assert agent.asked == [deploy_of(2)]
+    assert asked_for(3, a) == [m.WeightsMissing(3, ())]
+    agent.tell(m.Release(1))
+    agent.now += 11.0
+    agent.tell(m.HeartbeatSeen())
+    assert [said for said in agent.tick() if isinstance(getattr(said, "message", None), m.WeightsMissing)] == [
+        ae.ToCoordinator(m.WeightsMissing(3, (a,)))
+    ]
+    agent.handle(ae.WeightArrived(a, 4, True))
+    assert agent.asked == [deploy_of(3)]
