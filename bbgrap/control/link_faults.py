@@ -55,7 +55,8 @@ class LinkFaults:
                 done += self._recovery.hold(variant, held_for, now, between_agents=name != COORDINATOR)
         trials = self._links.suspect(first, name, now)
         ends = [first, *self._members.living([name])]
-        if reason and trials and all(now - end.broke_at > SAME_S for end in ends):
+        known = frozenset((first.name, name)) in self._links.apart  # who is apart is tried for as long as that is so
+        if reason and trials and not known and all(now - end.broke_at > SAME_S for end in ends):
             for end in ends:
                 end.broke_at = now
             trials.insert(0, Log(f"'{first.name}' to '{name}': the connection broke: {reason}"))

@@ -68,6 +68,23 @@ def test_why_a_connection_broke_is_told_once_for_an_agent():
     assert not any("the connection broke" in text for text in wire.told)
 
 
+def test_connections_between_those_who_are_known_to_be_apart_are_not_told_of():
+    """Behind a firewall that drops what it does not let in each try was told of, every 5 s for ever."""
+    wire = ready_wire("a", "b", options=PlanOptions(planner="rows"))
+
+    def tries():
+        wire.say("a", m.LinkBroken("tcp://b:1", "no answer within 1 s"))
+        wire.settle_for(SAME_S + TRIAL_S)
+        return sum("the connection broke" in text for text in wire.told)
+
+    wire.cut.add(frozenset("ab"))
+    assert [tries(), tries(), tries()] == [1, 1, 1]
+    wire.cut.clear()
+    wire.settle_for(30.0)
+    assert not wire.coordinator.links.apart
+    assert tries() == 2
+
+
 def test_what_stalls_has_longer_each_time_it_runs_again():
     """Over 4 Mbit/s or a round trip of 600 ms the inputs of a first request came after it had been given up, for ever."""
     wire = ready_wire("a", "b")
