@@ -181,7 +181,7 @@ class AgentDeployments:
         return [deployment.deploy]
 
     def _fetch(self, deployment: _Deployment, missing: tuple[str, ...], now: float) -> list[AgentInstruction]:
-        """Ask for the weights of a deployment, but for those that are on their way for another one: they would be sent from the beginning."""
+        """Ask for the weights of a deployment, but not for those that are on their way for another one: all of them would come again."""
         coming = {digest for other in self.by_epoch.values() if other is not deployment for digest in other.missing}
         deployment.tracker.move("weights missing")
         deployment.heard, deployment.missing = now, set(missing)

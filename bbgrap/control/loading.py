@@ -380,7 +380,10 @@ class Loading:
             plan.timing.forget(variant.epoch)
         self.touch(plan)
         living = self.members.living(variant.parts) if told else []
-        done: list[CoordinatorInstruction] = [ToAgent(member.identity, Release(variant.epoch)) for member in living]
+        done: list[CoordinatorInstruction] = []
+        for member in living:
+            wanted = {digest for other in self.of_member(member.name) for digest in other.parts[member.name].weight_types}
+            done += [ToAgent(member.identity, Release(variant.epoch)), *member.keep(wanted)]
         # Also of what was never hosted: on disk, what an earlier coordinator has left counts as loaded until then.
         done.append(HostRelease(variant.epoch))
         if any(other.job == variant.job for other in plan.variants) or (plan.is_standby and plan.planned):

@@ -167,6 +167,13 @@ class Member:
         self.outgoing = dict(sorted(self.outgoing.items(), key=lambda item: (left[item[1].batch], item[1].batch)))
         return self.pump()
 
+    def keep(self, wanted: Collection[str]) -> list[CoordinatorInstruction]:
+        """Send no more of the weights that are not among these."""
+        for digest in [digest for digest in self.outgoing if digest not in wanted]:
+            entry = self.outgoing.pop(digest)
+            self.fed, self.to_feed = self.fed - entry.acknowledged, self.to_feed - len(entry.content)
+        return self.pump()
+
     def acknowledge(self, digest: str, received: int) -> list[CoordinatorInstruction]:
         """Note that the first bytes of a weight arrived, and send more."""
         entry = self.outgoing.get(digest)
@@ -178,8 +185,6 @@ class Member:
             entry.sent = max(entry.sent, entry.acknowledged)  # it kept what came before a break: go on from there
             if entry.started and entry.acknowledged == len(entry.content):
                 del self.outgoing[digest]
-            if not self.outgoing:
-                self.fed = self.to_feed = 0
         return self.pump()
 
     def _rate(self, arrived: int) -> None:
@@ -192,6 +197,8 @@ class Member:
 
     def pump(self) -> list[CoordinatorInstruction]:
         """Send chunks until the window is full."""
+        if not self.outgoing:
+            self.fed = self.to_feed = 0
         open_entries = [entry for entry in self.outgoing.values() if entry.started]
         flying, count = sum(e.sent - e.acknowledged for e in open_entries), len(open_entries)
         done: list[CoordinatorInstruction] = []

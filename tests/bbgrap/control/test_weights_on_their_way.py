@@ -8,7 +8,7 @@ import pytest
 from bbgrap.control.membership import Member
 from bbgrap.graph.types import DType, TensorType
 from bbgrap.protocol.messages import WeightChunk
-from tests.bbgrap.control.wire import introduction
+from tests.bbgrap.control.wire import introduction, joined_wire
 
 
 class Way:
@@ -74,3 +74,26 @@ def test_a_link_that_has_become_slower_has_less_on_its_way():
     way.bytes_s = 1e6
     way.wait(until=100.0)
     assert 0.1 < way.free_at - way.now < 3.0
+
+
+def test_what_is_wanted_by_nobody_any_more_is_not_sent():
+    """All weights of a plan that was given up while it loaded came, before those of the next one."""
+    wire = joined_wire("a")
+    wire.prepare()
+    (member,) = wire.coordinator.members.alive()
+    while not member.outgoing:
+        for key in wire.pending():
+            wire.deliver(key)
+    (digest,) = member.outgoing
+    size = 9 << 20
+    member.feed(["other"], {"other": np.zeros(size, np.uint8)}, {"other": TensorType(DType.UINT8, (size,))})
+    assert set(member.outgoing) == {digest, "other"}
+    loading = wire.coordinator.loading
+    first, *others = loading.of_member("a")
+    again = loading.add(first.plan, first.planned, first.nodes, first.job, first.world, wire.now)
+    for variant in (first, *others):
+        loading.release(variant)
+    assert set(member.outgoing) == {digest}  # the next one wants it, too
+    again.tracker.move("load")
+    loading.release(again)
+    assert (member.outgoing, member.fed, member.to_feed) == ({}, 0, 0)
