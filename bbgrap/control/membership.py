@@ -35,9 +35,9 @@ QUIET_S = 0.25
 BUSY_OVER_S = 1.0
 """Over how long it is measured how busy an agent is."""
 
-FLYING_S = 2.0
-"""Weights on their way to one agent that it has not acknowledged are at most what it takes in so long: whatever else it is told waits
-behind them. Chosen: more than a round trip takes even where others fill the queues of the way, or less and less would fly."""
+FLYING_S = 0.5
+"""Weights on their way to one agent that it has not acknowledged are at most what it takes in within this and two round trips: requests,
+and whatever else it is told, wait behind them in the queues of the way. Chosen."""
 RATED_OVER_S = 0.25
 """Over how long it is measured how fast an agent takes weights in, at least, and until half of what may be on its way has arrived."""
 FIRST_WINDOW_BYTES, LEAST_WINDOW_BYTES, WINDOW_BYTES = 1 << 18, 1 << 16, 16 << 20
@@ -188,11 +188,12 @@ class Member:
         return self.pump()
 
     def _rate(self, arrived: int) -> None:
-        """Let as much be on its way as arrives within `FLYING_S`."""
+        """Let as much be on its way as arrives within `FLYING_S` and two round trips."""
         since, total = self._rated[0], self._rated[1] + arrived
         self._rated = since, total
         if self.heard - since >= RATED_OVER_S and total >= self._window // 2:
-            self._window = min(max(LEAST_WINDOW_BYTES, round(total / (self.heard - since) * FLYING_S)), WINDOW_BYTES)
+            flying_s = FLYING_S + 2 * (self.far_s or 0.0) / ROUND_TRIPS
+            self._window = min(max(LEAST_WINDOW_BYTES, round(total / (self.heard - since) * flying_s)), WINDOW_BYTES)
             self._rated = self.heard, 0
 
     def pump(self) -> list[CoordinatorInstruction]:

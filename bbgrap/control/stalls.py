@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 
 from bbgrap.control.loading import Loading
-from bbgrap.control.membership import Member
+from bbgrap.control.membership import FLYING_S, Member
 from bbgrap.control.plans import ServedPlan, Variant
 from bbgrap.control.request import Request
 from bbgrap.protocol.tensors import given_bytes
@@ -102,7 +102,8 @@ def _on_its_way_s(request: Request, variant: Variant, there: Sequence[Member]) -
     """
     if request.sequence is not None and request.sequence.arriving_bytes:
         return request.sequence.arriving_bytes / SLOWEST_FOR_STATE
-    return 0.0 if variant.usual_s else request.bytes / SLOWEST_LINK + _far_s(there)
+    behind_weights_s = 2 * FLYING_S if any(member.outgoing for member in there) else 0.0
+    return behind_weights_s + (0.0 if variant.usual_s else request.bytes / SLOWEST_LINK + _far_s(there))
 
 
 def _far_s(there: Sequence[Member]) -> float:

@@ -1,9 +1,12 @@
 """Agents that are far away: what is on its way to them is not lost."""
 
+import numpy as np
 import pytest
 
 from bbgrap.control.links import TRIAL_S
+from bbgrap.control.membership import FLYING_S
 from bbgrap.control.stalls import STALLED_S
+from bbgrap.graph.types import DType, TensorType
 from bbgrap.protocol.limits import MOST_FAR_S, ROUND_TRIPS
 from tests.bbgrap.control.wire import standby_wire
 
@@ -38,6 +41,21 @@ def test_a_first_request_is_not_said_to_have_stalled_before_it_can_have_arrived(
         if any("has stalled" in text for text in wire.told):
             stalled_at = wire.now
     assert 0 <= stalled_at - began - STALLED_S - ROUND_TRIPS * round_trip_s < 0.5
+
+
+def test_a_request_behind_weights_is_not_said_to_have_stalled_before_it_can_have_arrived():
+    """While a large model was on its way over 5 Mbit/s, small ones were loaded anew: they "answered nothing any more"."""
+    wire = standby_wire()
+    for member in wire.coordinator.members.alive():
+        size = 1 << 20
+        member.feed(["large"], {"large": np.zeros(size, np.uint8)}, {"large": TensorType(DType.UINT8, (size,))})
+    wire.run(deadline_s=60.0)
+    began, stalled_at = wire.now, None
+    while stalled_at is None:
+        wire.wait(0.1)
+        if any("has stalled" in text for text in wire.told):
+            stalled_at = wire.now
+    assert 0 <= stalled_at - began - STALLED_S - 2 * FLYING_S < 0.5
 
 
 def test_a_trial_of_links_by_one_that_is_far_away_has_longer():
