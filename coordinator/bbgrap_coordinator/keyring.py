@@ -42,7 +42,8 @@ HELD_S = 30.0
 """How long the name of a node that has just enrolled is kept for it until it speaks. Chosen: its worker starts in seconds, with cold disks
 in tens; and one that ended before it spoke, without keeping its key, is away for no longer."""
 MAX_ENTRIES = 4096
-"""Keys that are kept; of more, those that were taken back first are forgotten, and then no more are made."""
+"""Keys that are kept; of more, one that was taken back is forgotten, else that of a node that is not there, each time the oldest. Such a
+node enrols anew, with its token: machines that have another name at each start must not fill the list for ever."""
 
 KeyAnswer = ClientAnswer | key_messages.Enrolled | Refused
 
@@ -166,16 +167,16 @@ class KeyRing:
                 case key_messages.CreateToken():
                     self._check_name(message.name)
                     token, entry = self._new(_role(message.role), message.name, message.lasts_s)
-                    return key_messages.TokenMade(message.call, token.text), self._changed(entry)
+                    return key_messages.TokenMade(message.call, token.text), self._changed(connections, entry)
                 case key_messages.ListTokens():
                     return key_messages.Tokens(message.call, _statuses(self._entries, self._clock(), connections)), None
                 case key_messages.RevokeToken():
                     gone = self._find(message.name)
                     own = {gone.name: None} if gone.name in {LOCAL, JOIN} else {}
-                    change = self._changed(replace(gone, revoked=self._clock()), **own)
+                    change = self._changed(connections, replace(gone, revoked=self._clock()), **own)
                     return key_messages.Tokens(message.call, _statuses(change.entries, self._clock(), connections)), change
                 case key_messages.RotateToken():
-                    return self._rotate(message)
+                    return self._rotate(message, connections)
                 case _:
                     assert_never(message)
         except BbgrapError as error:
@@ -237,7 +238,7 @@ class KeyRing:
             self._silent[message.key] = self._clock()
         entry, answer = replace(entry, fingerprint=fingerprint), key_messages.Enrolled(certificate, authority)
         # A node says it again while it waits: then nothing is to be written.
-        return answer, None if self._entries.get(key) == entry else self._changed(*replaced, entry)
+        return answer, None if self._entries.get(key) == entry else self._changed(connections, *replaced, entry)
 
     def _holder(self, node: KeyRecord, connections: Callable[[bytes], int]) -> str:
         """Return who has a node's name, in words; empty if nobody does any more."""
@@ -261,7 +262,7 @@ class KeyRing:
 
     def _make_kept(self, name: str, role: Role) -> Token:
         token, entry = self._new(role, name, 0.0)
-        change = self._changed(entry, **{name: token.text})
+        change = self._changed(lambda _: 0, entry, **{name: token.text})
         change.write()
         self.take(change)
         return token
@@ -271,7 +272,7 @@ class KeyRing:
         entry = KeyRecord(pair.public.hex(), role.value, name, now, expires=now + lasts_s if lasts_s else 0.0)
         return Token(role, self._pair.public, pair.secret), entry
 
-    def _rotate(self, message: key_messages.RotateToken) -> tuple[key_messages.TokenMade, KeyChange]:
+    def _rotate(self, message: key_messages.RotateToken, connections: Callable[[bytes], int]) -> tuple[key_messages.TokenMade, KeyChange]:
         old = self._find(message.name)
         if old.kind == NODE:
             raise UsageError(f"'{old.name}' is a node: it has no token; to let it enrol anew, revoke it")
@@ -280,7 +281,7 @@ class KeyRing:
         replaced = replace(old, name=self._name_of_replaced(old.name), expires=min(old.expires or ends, ends))
         token, entry = self._new(_role(old.kind), old.name, old.expires - now if old.expires else 0.0)
         own = {old.name: token.text} if old.name in {LOCAL, JOIN} else {}
-        return key_messages.TokenMade(message.call, token.text), self._changed(replaced, entry, **own)
+        return key_messages.TokenMade(message.call, token.text), self._changed(connections, replaced, entry, **own)
 
     def _name_of_replaced(self, name: str) -> str:
         """Return what a token is called until it ends, now that another one has its name."""
@@ -309,12 +310,21 @@ class KeyRing:
         if self._named(name) is not None:
             raise UsageError(f"the name '{name}' is taken by another token or node; choose another, or revoke that one")
 
-    def _changed(self, *changed: KeyRecord, **token_files: str | None) -> KeyChange:
+    def _changed(self, connections: Callable[[bytes], int], *changed: KeyRecord, **token_files: str | None) -> KeyChange:
         """Return the keys with some that are new or other ones, and what the files of the coordinator's own tokens hold, by name."""
         entries: Mapping[bytes, KeyRecord] = {**self._entries, **{bytes.fromhex(entry.key): entry for entry in changed}}
         if len(entries) > MAX_ENTRIES:
-            entries = _pruned(entries, self._clock())
+            entries = self._pruned(entries, connections)
         return KeyChange(self._path, self._secrets, entries, {self.token_file(name): text for name, text in token_files.items()})
+
+    def _pruned(self, entries: Mapping[bytes, KeyRecord], connections: Callable[[bytes], int]) -> dict[bytes, KeyRecord]:
+        now, by_age = self._clock(), sorted(entries, key=lambda key: entries[key].made)
+        ended = (key for key in by_age if not entries[key].is_valid(now))
+        away = (key for key in by_age if entries[key].kind == NODE and not self._holder(entries[key], connections))
+        oldest = next(chain(ended, away), None)
+        if oldest is None:
+            raise AccessError(f"keys: there are {MAX_ENTRIES}, the most there may be; revoke some")
+        return {key: entry for key, entry in entries.items() if key != oldest}
 
     def _renew(self) -> None:
         now, before = self._clock(), self._valid
@@ -327,13 +337,6 @@ def _statuses(entries: Mapping[bytes, KeyRecord], now: float, connections: Calla
         key_messages.KeyStatus(e.name, e.kind, e.key, e.made, e.expires, e.revoked, e.by, connections(key), e.is_valid(now))
         for key, e in entries.items()
     )
-
-
-def _pruned(entries: Mapping[bytes, KeyRecord], now: float) -> dict[bytes, KeyRecord]:
-    oldest = min((key for key in entries if not entries[key].is_valid(now)), key=lambda key: entries[key].made, default=None)
-    if oldest is None:
-        raise AccessError(f"keys: there are {MAX_ENTRIES}, the most there may be; revoke some")
-    return {key: entry for key, entry in entries.items() if key != oldest}
 
 
 def _role(text: str) -> Role:

@@ -12,7 +12,7 @@ import pytest
 from bbgrap_coordinator import keyring
 from bbgrap_coordinator.key_file import read_keys
 from bbgrap_coordinator.key_questions import KeyQuestions
-from bbgrap_coordinator.key_refusals import refused
+from bbgrap_coordinator.key_refusals import SHUT_OUT, refused
 from bbgrap_coordinator.keyring import JOIN, LOCAL, MAX_ENTRIES, KeyRing
 from bbgrap_coordinator.no_keys import NoKeys
 
@@ -341,6 +341,23 @@ def test_there_are_only_so_many_keys_and_those_taken_back_go_first(house, monkey
     house.do(RevokeToken(1, "1"))
     house.token("client", "more")
     assert {status.name for status in house.do(ListTokens(1))[0].keys} == {LOCAL, JOIN, "0", "2", "more"}
+
+
+def test_machines_with_a_new_name_at_each_start_do_not_keep_others_out(house, monkeypatch):
+    monkeypatch.setattr("bbgrap_coordinator.keyring.MAX_ENTRIES", 6)
+    token = house.token("agent", "for all")
+    stays, _, _ = house.enrol("stays", token)
+    house.connected.add(stays[:32])
+    for number in range(20):
+        house.now += 1 + keyring.HELD_S / 2  # one more is still starting
+        peer, answer, ended = house.enrol(f"pod-{number}", token)
+        assert isinstance(answer, Enrolled), answer
+        assert len(ended) == (number > 1)
+    assert {status.name for status in house.do(ListTokens(1))[0].keys} == {LOCAL, JOIN, "for all", "stays", "pod-18", "pod-19"}
+    assert house.ring.refusal(peer, AGENT[0]) != SHUT_OUT
+    house.open()  # and after a restart
+    house.now += keyring.HELD_S
+    assert isinstance(house.enrol("pod-0", token)[1], Enrolled)  # one that was forgotten comes back
 
 
 def test_what_cannot_be_written_changes_nothing(house, monkeypatch):
