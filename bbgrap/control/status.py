@@ -83,7 +83,7 @@ class StatusReader:
         """Return the answer to `ReadStatus`."""
         settings, loading = self._requests.settings, self._requests.loading
         nodes = [replace(node, profile=None) for node in (*self.nodes(), *self._statistics.gone.values())]
-        traffic = loading.traffic.read(loading.by_epoch.values())
+        traffic, shown = loading.traffic.read(loading.by_epoch.values()), {COORDINATOR, *(node.name for node in nodes)}
         self._segments = {epoch: known for epoch, known in self._segments.items() if epoch in loading.by_epoch}
         return Status(
             asked.call,
@@ -94,7 +94,7 @@ class StatusReader:
             tuple(nodes),
             tuple(self._link_list()),
             tuple(self._models()),
-            tuple(ExchangeStatus(source, target, size) for (source, target), size in sorted(traffic.items()) if size),
+            tuple(ExchangeStatus(*pair, size) for pair, size in sorted(traffic.items()) if size and shown.issuperset(pair)),
             self._statistics.events_after(asked.events_after),
         )
 

@@ -17,7 +17,7 @@ from bbgrap.program.encodings import wire_bytes, wire_of
 from bbgrap.runtime.schedule import LocalSend, Schedule, part_shape
 
 MAX_PAIRS = 4096
-"""Pairs of nodes that are told apart; what others exchange is not counted."""
+"""Pairs of nodes whose bytes are kept; those for which none were counted for longest make room."""
 
 Pair = tuple[str, str]
 
@@ -36,15 +36,18 @@ class Traffic:
     def took_whole(self, variant: Variant, given: int, answered: int) -> None:
         """Count a request that the standby answered, by the bytes of its inputs and outputs: its plan is for any shape."""
         for name in variant.parts:
-            self._settled[COORDINATOR, name] += given
-            self._settled[name, COORDINATOR] += answered
+            self._add({(COORDINATOR, name): given, (name, COORDINATOR): answered})
 
     def settle(self, variant: Variant) -> None:
         """Count a variant that is released."""
-        self._settled.update(self._of(variant))
+        self._add(self._of(variant))
         self._each.pop(variant.epoch, None)
+
+    def _add(self, sent: Mapping[Pair, int]) -> None:
+        for pair, size in sent.items():
+            self._settled[pair] = self._settled.pop(pair, 0) + size
         while len(self._settled) > MAX_PAIRS:
-            del self._settled[min(self._settled, key=lambda pair: self._settled[pair])]
+            del self._settled[next(iter(self._settled))]
 
     def read(self, variants: Iterable[Variant]) -> Counter[Pair]:
         """Return all that was sent, by those that were released and by these."""

@@ -6,9 +6,11 @@ import pytest
 
 from bbgrap.cluster.types import COORDINATOR, LinkProfile, NodeProfile
 from bbgrap.control import coordinator_events as ce
+from bbgrap.control import request_statistics, traffic
 from bbgrap.control.coordinator_events import Noticed
 from bbgrap.control.coordinator_instructions import Log
 from bbgrap.control.coordinator_settings import Settings
+from bbgrap.control.loading import KEEP_AWAY_S
 from bbgrap.control.plans import FIRST_AGAIN_S
 from bbgrap.control.request_statistics import MAX_COUNTED, MAX_EVENTS, MAX_GONE, OTHERS
 from bbgrap.planners.options import PlanOptions
@@ -17,7 +19,7 @@ from bbgrap.protocol import messages as m
 from bbgrap.protocol import status_messages as s
 from tests.bbgrap.control.counters import counters, total
 from tests.bbgrap.control.tiny_plans import MODEL
-from tests.bbgrap.control.wire import Wire, joined_wire, ready_wire
+from tests.bbgrap.control.wire import Wire, joined_wire, prepare_message, ready_wire
 
 
 def told(wire: Wire, after: int = 0) -> s.Status:
@@ -241,6 +243,28 @@ def test_what_the_standby_answers_counts_by_its_tensors():
     assert isinstance(answer, c.RunResult)
     assert before == {}
     assert now == {("a", COORDINATOR): sum(map(len, answer.payload)), (COORDINATOR, "a"): 16}
+
+
+def test_what_travels_is_told_of_nodes_that_are_shown_however_many_have_been_there(monkeypatch):
+    monkeypatch.setattr(traffic, "MAX_PAIRS", 8)
+    monkeypatch.setattr(request_statistics, "MAX_GONE", 2)
+    wire = joined_wire()
+    wire.plan = lambda _: None
+    for number in range(12):
+        agent = wire.add_agent(f"pod-{number}")
+        wire.settle_for(0.5)
+        if not number:
+            wire.call(lambda n: replace(prepare_message(n, wire.options), wait=False))
+        for _ in range(5 if number < 11 else 1):  # it has answered less than each of those that are gone
+            wire.until_answered(wire.run())
+        if number < 11:
+            wire.crash(agent)
+            wire.wait(1.0)
+    wire.wait(KEEP_AWAY_S)  # what was loaded on those that are gone is released
+    status = told(wire)
+    sent = {e.source for e in status.exchanges} - {COORDINATOR}
+    assert agent.name in sent
+    assert sent <= {node.name for node in status.nodes}
 
 
 def test_what_an_operator_may_have_to_act_on_is_a_warning():
