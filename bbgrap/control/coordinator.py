@@ -393,7 +393,13 @@ class CoordinatorMachine:
         done += again
         for variant in late:
             names = ", ".join(sorted(variant.away or variant.pending))
-            done += self.recovery.lose_variant(variant, names, f"no answer from {names} in time", now)
+            why = f"no answer from {names} in time"
+            if not variant.away:
+                done += self.recovery.lose_variant(variant, names, why, now)
+                continue
+            text = f"{variant.plan.called}: {variant.name} is given up: {why}"  # and nobody has refused it
+            told = Log(text, is_warning=True, event="given up", node=names, model=variant.plan.model, epoch=variant.epoch)
+            done += [told, *self.recovery.drop(variant)]
         for variant, number in list(stalled(self.requests.open, self.loading, now)):
             done += self.faults.stalled(variant, number, now)
         for variant, number in list(unawaited_stalled(self.requests.open, self.loading, now)):

@@ -6,8 +6,9 @@ Laws: a name belongs to one living agent; an agent that was silent for its `dead
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, MutableMapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from bbgrap.cluster.names import name_order
 from bbgrap.cluster.speeds import as_slow_as_known
@@ -43,6 +44,8 @@ RATED_OVER_S = 0.25
 FIRST_WINDOW_BYTES, LEAST_WINDOW_BYTES, WINDOW_BYTES = 1 << 18, 1 << 16, 16 << 20
 """What is on its way before that is known, and the bounds of what is then; the upper one keeps a 10 Gb/s link busy over 10 ms."""
 WINDOW_CHUNKS = 64
+MAX_REMEMBERED = 1024
+"""Nodes of which something is known by name while more of them are gone than there; machines may have another name at each start."""
 MAX_ENDED = 256
 """Runs that are known to have ended well. Chosen: more than end while a heartbeat is on its way."""
 
@@ -333,6 +336,14 @@ class Members:
         self._silenced = {identity: was for identity, was in self._silenced.items() if was[0] >= member.heard - STALL_S}
         self._silenced[member.identity] = member.heard, member.dead_after_s
         del self.by_identity[member.identity], self.by_name[member.name]
+
+    def forget_gone(self, known: MutableMapping[str, Any]) -> list[str]:
+        """Forget what is known of nodes that are gone, beyond `MAX_REMEMBERED` names: what was noted first. Return their names."""
+        many = len(known) - MAX_REMEMBERED
+        gone = [name for name in known if name not in self.by_name][:many] if many > 0 else []
+        for name in gone:
+            del known[name]
+        return gone
 
     def known_of(self, member: Member) -> NodeProfile | None:
         """Return what is known of an agent: what was given by hand, over what was measured, over what it joined with.

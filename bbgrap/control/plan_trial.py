@@ -11,6 +11,8 @@ TRIALS = 4
 """Requests that have the cluster to themselves before a scaled plan is judged; the first one finds cold caches and is not counted."""
 KEPT = 7
 """Times that are kept of either."""
+MAX_SEEN = 64
+"""Nodes with copies of which it is known what these took; those asked last. Chosen: more than a model has in a day of machines that go."""
 
 
 NodesTime = tuple[tuple[str, ...], float]
@@ -33,7 +35,8 @@ class PlanTrial:
 
     def serves(self) -> None:
         """Note that the plan serves, or goes on to: what the standby takes is not asked any more for now."""
-        self.seen |= {on: min(seconds for other, seconds in self.standby if other == on) for on, _ in self.standby}
+        latest = {on: min(seconds for other, seconds in self.standby if other == on) for on, _ in self.standby}
+        self.seen = dict([*((on, least) for on, least in self.seen.items() if on not in latest), *latest.items()][-MAX_SEEN:])
         self.doubted_s = 0.0
         self.standby.clear()
 

@@ -17,7 +17,7 @@ from itertools import count
 from bbgrap.cluster.names import name_order
 from bbgrap.cluster.types import NodeProfile
 from bbgrap.control.coordinator_events import RoutingId
-from bbgrap.control.coordinator_instructions import Audit, CoordinatorInstruction, Log, SaveProfile, ToAgent, ToClient
+from bbgrap.control.coordinator_instructions import Audit, CoordinatorInstruction, Log, RemoveProfile, SaveProfile, ToAgent, ToClient
 from bbgrap.control.membership import Member, Members
 from bbgrap.protocol.client_messages import Failed, MeasureNodes, MeasureUnknown, Profiles, Progress
 from bbgrap.protocol.faults import Fault
@@ -269,14 +269,18 @@ class Profiling:
     def _keep(self, running: _Round, now: float) -> list[CoordinatorInstruction]:
         """Believe what was measured, now and after a restart."""
         known = [*running.done, *running.without_links]
-        self.members.measured.update({profile.name: profile for profile in known})
+        for profile in known:
+            self.members.measured.pop(profile.name, None)
+            self.members.measured[profile.name] = profile
+        gone = self.members.forget_gone(self.members.measured)
         if known and self.members.aside:
             # Those that come after it are set aside by one of the next ticks: one plan is made of all that is known then.
             self._untold_since = now
         elif known:
             self.has_news, self._untold_since = True, None
         saved = (SaveProfile(profile, by_hand=False) for profile in known)
-        return [*saved, *(Audit("measured", {"agent": profile.name}) for profile in known)]
+        forgotten = (RemoveProfile(name, by_hand=False) for name in gone)
+        return [*saved, *forgotten, *(Audit("measured", {"agent": profile.name}) for profile in known)]
 
     # --- in the background --------------------------------------------------------------------------------------------------------
 
@@ -324,6 +328,7 @@ class Profiling:
         """Measure a node later, ever more seldom; returns how long that is away, in seconds."""
         wait = min(LONGEST_S, 2 * self._failed[name][0]) if name in self._failed else LATER_S
         self._failed[name] = wait, now + wait
+        self.members.forget_gone(self._failed)
         return wait
 
     def _break_off(self, running: _Round, now: float) -> list[CoordinatorInstruction]:

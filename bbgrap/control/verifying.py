@@ -244,6 +244,8 @@ class Verifying:
         self._bytes -= check.nbytes
         runs = [run.nodes for run in check.runs]
         self.verified.update(frozenset[str]().union(*runs) - frozenset.intersection(*runs))
+        for name in self._loading.members.forget_gone(self.verified):
+            self.differed.pop(name, None)
         self._tally["compared"] += 1
         if not check.faults:
             return []

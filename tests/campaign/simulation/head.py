@@ -172,6 +172,8 @@ class Head(Process):
                 self._save(lambda: disk.models.update({model_name: files}))
             case coordinator_instructions.SaveProfile(profile, by_hand):
                 self._save(lambda: disk.profiles[by_hand].update({profile.name: profile}))
+            case coordinator_instructions.RemoveProfile(node, by_hand):
+                self._save(lambda: disk.profiles[by_hand].pop(node, None))
             case coordinator_instructions.SavePlan(plan):
                 self._save(lambda: disk.plans.update({plan.job: plan}))
             case coordinator_instructions.ForgetPlan(job):
