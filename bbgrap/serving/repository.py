@@ -17,6 +17,9 @@ from bbgrap.errors import AccessError, BbgrapError, ModelError
 from bbgrap.serving.model import ServedModel
 from bbgrap.serving.refusals import Refusal, RefusedError
 
+MAX_REASONS = 1024
+"""Models that are not loaded of which it is known why; the latest ones."""
+
 
 @dataclass(frozen=True, slots=True)
 class RepositoryEntry:
@@ -144,7 +147,7 @@ class Repository:
         models = {key: value for key, value in self.models.items() if key != name}
         reasons = {key: value for key, value in self._reasons.items() if key != name}
         self.models = models if model is None else {**models, name: model}
-        self._reasons = reasons if model is not None else {**reasons, name: reason}
+        self._reasons = reasons if model is not None else dict([*reasons.items(), (name, reason)][-MAX_REASONS:])
 
 
 def entries_of(named: Mapping[str, Path], folder: Path | None) -> dict[str, RepositoryEntry]:

@@ -35,7 +35,7 @@ class Tracing:
         with self._lock:
             if now - self._latest.get(model, float("-inf")) < self._every_s:
                 return False
-            self._latest[model] = now
+            self._latest = {other: at for other, at in self._latest.items() if now - at < self._every_s} | {model: now}
             return True
 
     def request(self, model: str, traceparent: str) -> AbstractContextManager[RequestSpan | None]:

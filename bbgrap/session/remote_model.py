@@ -106,7 +106,7 @@ class RemoteModel:
         self._lock = threading.Lock()
         self._values: dict[Shapes, InputValues] = {}
         self._asking = threading.Lock()
-        self._waited: frozenset[Shapes] = frozenset()
+        self._waited: dict[Shapes, None] = {}
 
     # --- plans ----------------------------------------------------------------------------------------------------------------------
 
@@ -140,7 +140,7 @@ class RemoteModel:
             if known is not None:
                 return known
             plan = self._waited_for(shapes, left_s) if self._waits and shapes not in self._waited else self._ask(shapes, left_s, wait=False)
-            self._waited |= {shapes}  # after a failure the standby serves: waited for is only the first plan
+            _keep(self._waited, shapes, None)  # after a failure the standby serves: waited for is only the first plan
             return plan
 
     def _waited_for(self, shapes: Shapes, left_s: LeftS) -> PreparedPlan:

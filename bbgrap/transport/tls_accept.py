@@ -41,6 +41,8 @@ STRANGERS_PER_S = 10.0
 KNOWN_PER_S = 20.0
 KNOWN_AT_ONCE = 64
 """Handshakes of one host of a peer. Chosen: its agents, several times over."""
+MAX_HOSTS = 128
+"""Of peers that are told from strangers; beyond, those are that come from then on. Chosen: a filter of the kernel took 210 of IPv6."""
 _BATCH = 64
 _SHUT_OUT_S = 1.0
 """How long a crowd of strangers is not heard. Chosen: what a peer new at its host may wait for."""
@@ -219,6 +221,9 @@ class Acceptor:
             is_its_end = stranger.is_known and isinstance(error, ssl.SSLEOFError)
             self._end(stranger, "" if is_its_end else f"data plane: {reason_of(error)}")
             return
+        if len(self._hosts) >= MAX_HOSTS and stranger.host not in self._hosts:  # nodes may have another address whenever they start
+            self._hosts.clear()
+            self._known.clear()
         self._hosts.add(stranger.host)
         self._forget(stranger)
         self.arrived.put(Accepted(connection, stranger.host, fingerprint))

@@ -26,6 +26,8 @@ from bbgrap_coordinator.no_keys import NoKeys
 ENROLMENTS_PER_S = 5.0
 ENROLMENTS_AT_ONCE = 32.0
 """By one token: each has all keys written anew. Chosen: a cluster that starts enrols at once."""
+MAX_RATES = 4096
+"""Keys whose enrolments are counted; then it begins again with those that come."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +89,8 @@ class KeyQuestions:
                 self._waiting.append((identity, question))
             return []
         if isinstance(question, Enrol):
+            if len(self._enrolments) >= MAX_RATES:  # nodes renew certificates, and may have another key whenever they start
+                self._enrolments.clear()
             rate = self._enrolments.setdefault(key_of(identity), Rate(ENROLMENTS_PER_S, ENROLMENTS_AT_ONCE))
             if not rate.take(time.monotonic()):
                 return []

@@ -196,6 +196,13 @@ def test_nothing_is_recorded_while_nobody_looks():
     assert [tracing.is_due(name) for name in ("a", "a", "b")] == [True, False, True]
 
 
+def test_of_models_that_are_gone_it_is_forgotten_when_they_were_recorded():
+    tracing = Tracing(every_s=0.0)
+    tracing.watchers = 1
+    assert all(tracing.is_due(f"version-{number}") for number in range(99))
+    assert list(tracing._latest) == ["version-98"]
+
+
 def test_hostile_names_are_text_and_nothing_else():
     layer = {"name": HOSTILE, "operator": "Conv", "axis": "rows", "extent": 4}
     fetch = {"value": HOSTILE, "axis": "rows", "extent": 4, "ranges": [[0, 1]], "elements": 1}

@@ -169,3 +169,15 @@ def test_what_is_not_in_the_listing_is_not_looked_for(http, name):
 def test_clients_bring_no_files_and_no_configuration(http):
     said = {"parameters": {"config": "{}", "file:1/model.onnx": "AAAA"}}
     assert http.json("POST", "/v2/repository/models/rows/load", said)[0] == 400
+
+
+def test_why_models_are_not_loaded_is_known_of_the_latest_ones(tmp_path, monkeypatch):
+    monkeypatch.setattr("bbgrap.serving.repository.MAX_REASONS", 4)
+    repository = Repository({}, tmp_path, lambda entry: read_model(entry.path))
+    for number in range(9):
+        path = tmp_path / f"version-{number}.onnx"
+        write_rows(path)
+        repository.load(path.stem)
+        path.unlink()
+        repository.unload(path.stem)
+    assert (repository.models, list(repository._reasons)) == ({}, [f"version-{number}" for number in range(5, 9)])

@@ -16,7 +16,7 @@ from bbgrap.cluster.types import NodeProfile, Speed
 from bbgrap.errors import ExecutionError, UsageError
 from bbgrap.graph.onnx_write import write_graph
 from bbgrap.planners.options import PlanOptions
-from bbgrap.protocol.client_messages import Failed, ModelMissing, OfferModel, PrepareModel
+from bbgrap.protocol.client_messages import Failed, ModelMissing, ModelPrepared, OfferModel, PrepareModel
 from bbgrap.protocol.faults import Fault
 from bbgrap.session import remote_model
 from bbgrap.session.calls import CallFailedError
@@ -133,6 +133,23 @@ def test_who_waits_for_what_another_thread_has_asked_ends_like_any_other(state):
         cluster.done.set()
         with pytest.raises(AskedError):
             first.result(5)
+
+
+class EveryShapeConnection(FakeConnection):
+    """A coordinator that has a plan for everything."""
+
+    def try_call(self, message, expected, on_progress=None, timeout_s=None):
+        if isinstance(message, PrepareModel):
+            return ModelPrepared(message.call, "0" * 64, 1, (), "{}")
+        return super().try_call(message, expected, on_progress, timeout_s)
+
+
+def test_of_shapes_without_end_the_latest_are_remembered(monkeypatch):
+    monkeypatch.setattr(remote_model, "_PLANS", 4)
+    session = InferenceSession(counter(), cluster=SimpleNamespace(connection=EveryShapeConnection()))
+    for size in range(1, 10):
+        session._model.plan_for(((1, size), (1, size)), lambda: 10.0)
+    assert [len(known) for known in (session._model._plans, session._model._waited)] == [4, 4]
 
 
 SHAPE = (1, 3, 64, 64)

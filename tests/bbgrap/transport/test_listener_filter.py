@@ -7,6 +7,7 @@ import pytest
 from bbgrap.errors import BbgrapError
 from bbgrap.transport.listener_filter import hear_all, hear_only
 from bbgrap.transport.tcp import listen_at
+from bbgrap.transport.tls_accept import MAX_HOSTS
 
 MANY = [f"10.0.{a}.{b}" for a in range(3) for b in range(1, 251)]
 
@@ -80,6 +81,7 @@ def test_addresses_of_ip_6_are_compared_as_a_whole():
         assert not reaches(place)
         assert hear_only(listener, ("::2", "::1"))
         assert reaches(place)
+        assert hear_only(listener, [f"fd00::{number:x}" for number in range(MAX_HOSTS)])
 
 
 def test_what_listens_everywhere_takes_both_kinds_of_addresses_and_filters_both():

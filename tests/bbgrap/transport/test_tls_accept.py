@@ -268,3 +268,14 @@ def test_more_than_a_handshake_needs_is_not_read():
                 time.sleep(0.01)
         assert is_closed(stranger)
         still_heard(sender, target)
+
+
+def test_hosts_at_which_peers_were_make_room_for_those_of_others():
+    with knocked_at() as (sender, target):
+        target._acceptor._hosts.update(f"10.0.{number >> 8}.{number & 255}" for number in range(2 * tls_accept.MAX_HOSTS))
+        target._acceptor._hosts.discard("127.0.0.1")
+        late_peer = client_context(sender.identity).wrap_socket(knock(target))
+        assert len(late_peer.recv(8)) == 8
+        assert target._acceptor._hosts == {UNKNOWN}
+        late_peer.close()
+        still_heard(sender, target)

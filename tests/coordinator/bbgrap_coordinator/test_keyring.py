@@ -360,6 +360,13 @@ def test_machines_with_a_new_name_at_each_start_do_not_keep_others_out(house, mo
     assert isinstance(house.enrol("pod-0", token)[1], Enrolled)  # one that was forgotten comes back
 
 
+def test_of_few_keys_it_is_counted_how_often_they_enrol(house, monkeypatch):
+    monkeypatch.setattr("bbgrap_coordinator.key_questions.MAX_RATES", 4)
+    for number in range(9):
+        house.enrol(f"pod-{number}")
+    assert len(house.questions._enrolments) <= 4
+
+
 def test_what_cannot_be_written_changes_nothing(house, monkeypatch):
     def full(*_):
         raise OSError(28, "No space left on device")
