@@ -39,6 +39,8 @@ NEEDED_S = 300.0
 """A weight that nobody asked for or sent for so long is not needed for a deployment any more: the coordinator has given that up."""
 SMALL_BYTES = 64 << 10
 """Files up to this size are read, not mapped. Chosen: a mapping takes whole pages, and most weights are a few numbers for each channel."""
+MAX_IN_MEMORY = 65_536
+"""Weights that are held in memory however small they are: each costs some 400 bytes besides. Chosen: those of some hundred models."""
 LOOKS = 64
 """The folder is looked at when a 64th of what it may hold was written, and what is removed then leaves room for as much again. Chosen: to
 look at ten thousand files takes as long as to write 20 MB, and a model has hundreds of weights."""
@@ -61,10 +63,10 @@ class _Arriving:
 class WeightStore:
     """Weights by digest. Used by one thread.
 
-    Invariants: but for what `_needed` names, `_memory` holds at most `memory_bytes`, least recently used first, and the folder at most
-    `disk_bytes`, unfinished files included, and a 64th of that for each other agent that shares it; `_room` are the bytes that may be
-    written until the folder is looked at again; `_unsaved` are the weights in memory that are not on disk, `_damaged` those whose
-    files were removed and which have not come again.
+    Invariants: but for what `_needed` names, `_memory` holds at most `memory_bytes` in `MAX_IN_MEMORY` weights, least recently used first,
+    and the folder at most `disk_bytes`, unfinished files included, and a 64th of that for each other agent that shares it; `_room` are the
+    bytes that may be written until the folder is looked at again; `_unsaved` are the weights in memory that are not on disk, `_damaged`
+    those whose files were removed and which have not come again.
     """
 
     def __init__(
@@ -81,6 +83,8 @@ class WeightStore:
         """
         self.directory = directory
         self._memory: OrderedDict[str, Array] = OrderedDict()
+        self._held = 0
+        """The bytes of what is in memory."""
         self._memory_bytes = memory_bytes
         self._disk_bytes = disk_bytes
         self._free = free
@@ -119,7 +123,7 @@ class WeightStore:
     def get(self, digest: str) -> Array | None:
         """Return a weight, read-only; None if it is not here."""
         if digest in self._memory and self._is_cut(digest):
-            del self._memory[digest]
+            self._drop(digest)
         array = self._memory.get(digest)
         if array is not None:
             self._memory.move_to_end(digest)
@@ -194,7 +198,11 @@ class WeightStore:
 
     def _keep(self, digest: str, array: Array) -> None:
         self._memory[digest] = array
+        self._held += array.nbytes
         self._shrink()
+
+    def _drop(self, digest: str) -> None:
+        self._held -= self._memory.pop(digest).nbytes
 
     def _shrink(self) -> None:
         """Forget what was used least recently, beyond the limit, and is not the latest nor needed and nowhere else.
@@ -203,13 +211,15 @@ class WeightStore:
         """
         for digest in [digest for digest, entry in self._arriving.items() if time.monotonic() - entry.heard > NEEDED_S]:
             del self._arriving[digest]
-        total = sum(entry.nbytes for entry in self._memory.values())
-        for digest in tuple(self._memory)[:-1]:
-            if total <= self._memory_bytes:
+        for digest in tuple(self._memory)[:-1] if self._holds_too_much() else ():
+            if not self._holds_too_much():
                 return
             if digest not in self._unsaved or not self._is_needed(digest):
-                total -= self._memory.pop(digest).nbytes
+                self._drop(digest)
                 self._unsaved.discard(digest)
+
+    def _holds_too_much(self) -> bool:
+        return self._held > self._memory_bytes or len(self._memory) > MAX_IN_MEMORY
 
     def _is_needed(self, digest: str) -> bool:
         since = self._needed.get(digest)

@@ -2,6 +2,7 @@
 
 import os
 import time
+from collections import OrderedDict
 from pathlib import Path
 
 import numpy as np
@@ -122,6 +123,28 @@ def test_memory_and_disk_are_bounded(tmp_path):
     assert sum(path.stat().st_size for path in tmp_path.iterdir()) <= 2500
     assert store.get(digest_of(weight(9))) is not None
     assert store.get(digest_of(weight(0))) is None
+
+
+def test_small_weights_are_bounded_in_number_and_one_more_is_no_more_work_however_many_there_are(tmp_path, monkeypatch):
+    monkeypatch.setattr(weights, "MAX_IN_MEMORY", 32)
+    store = WeightStore(tmp_path)
+    for seed in range(40):
+        for piece in chunks(weight(seed, 1), 1000):
+            store.add(piece)
+    assert list(store._memory) == [digest_of(weight(seed, 1)) for seed in range(8, 40)]
+    assert store._held == sum(array.nbytes for array in store._memory.values()) == 128
+
+    class Counted(OrderedDict):
+        looks = 0
+
+        def __iter__(self):
+            Counted.looks += 1
+            return super().__iter__()
+
+    store._memory = Counted(list(store._memory.items())[:8])
+    store.loaded(())
+    assert not Counted.looks
+    assert store.get(digest_of(weight(0, 1))) is not None  # read again
 
 
 def put(store, *seeds):
