@@ -45,7 +45,7 @@ FIRST_WINDOW_BYTES, LEAST_WINDOW_BYTES, WINDOW_BYTES = 1 << 18, 1 << 16, 16 << 2
 """What is on its way before that is known, and the bounds of what is then; the upper one keeps a 10 Gb/s link busy over 10 ms."""
 WINDOW_CHUNKS = 64
 MAX_REMEMBERED = 1024
-"""Nodes of which something is known by name while more of them are gone than there; machines may have another name at each start."""
+"""Nodes of which something is kept by name; beyond, nothing of those that are gone: machines may have another name at each start."""
 MAX_ENDED = 256
 """Runs that are known to have ended well. Chosen: more than end while a heartbeat is on its way."""
 
