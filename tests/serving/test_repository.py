@@ -172,7 +172,7 @@ def test_clients_bring_no_files_and_no_configuration(http):
 
 
 def test_why_models_are_not_loaded_is_known_of_the_latest_ones(tmp_path, monkeypatch):
-    monkeypatch.setattr("bbgrap.serving.repository.MAX_REASONS", 4)
+    monkeypatch.setitem(Repository.load.__globals__, "MAX_REASONS", 4)
     repository = Repository({}, tmp_path, lambda entry: read_model(entry.path))
     for number in range(9):
         path = tmp_path / f"version-{number}.onnx"
