@@ -40,13 +40,14 @@ def folder_of(owner: object, prefix: str) -> Path:
 
 def _remove_left(place: Path, prefix: str) -> None:
     """Remove what processes of this user that were killed have left: nobody has it locked any more."""
-    for folder in place.glob(f"{prefix}*") if sys.platform != "win32" else ():
-        with suppress(OSError):  # it is just going
-            known = folder.lstat()
-            is_left = known.st_uid == os.geteuid() and time.time() - known.st_mtime > _FRESH_S
-            if is_left and (lock := lock_at(folder)) is not None:
-                shutil.rmtree(folder, ignore_errors=True)
-                os.close(lock)
+    if sys.platform != "win32":
+        for folder in place.glob(f"{prefix}*"):
+            with suppress(OSError):  # it is just going
+                known = folder.lstat()
+                is_left = known.st_uid == os.geteuid() and time.time() - known.st_mtime > _FRESH_S
+                if is_left and (lock := lock_at(folder)) is not None:
+                    shutil.rmtree(folder, ignore_errors=True)
+                    os.close(lock)
 
 
 def _remove(folder: Path, lock: int | None, process: int) -> None:
