@@ -46,6 +46,11 @@ OVERDUE_S = 0.5
 """How long it may after the request's deadline."""
 KEEP_AWAY_S = 600.0
 """How long a variant is kept whose agents are away. Chosen: a machine that is started anew is back by then."""
+MAX_AWAY = 32
+"""Sets of nodes that are not all there, for each of which what a plan has is kept so long: that begins anew with every start of a
+coordinator, and machines may have another name at each of theirs. Chosen: more than are gone at a time and come back."""
+BACK_WITHIN_S = 30.0
+"""How long all are kept. Chosen: who is there finds a coordinator that was started anew within seconds."""
 
 
 class Loading:
@@ -267,8 +272,13 @@ class Loading:
     def overdue(self, now: float) -> tuple[list[Variant], list[CoordinatorInstruction]]:
         """Return the variants that take too long to load or were parted for too long, and say again what agents have not answered."""
         late, again = [], list[CoordinatorInstruction]()
+        gone: dict[ServedPlan, dict[tuple[tuple[str, str], ...], None]] = {}
+        for variant in [variant for variant in reversed(self.by_epoch.values()) if variant.away]:
+            gone.setdefault(variant.plan, {})[variant.nodes] = None
+        kept = {(plan, nodes) for plan, sets in gone.items() for nodes in list(sets)[:MAX_AWAY]}  # that came last
         for variant in [variant for variant in self.by_epoch.values() if variant.away or variant.pending]:
-            if (variant.away and now - max(variant.away.values()) > KEEP_AWAY_S) or (
+            patience_s = KEEP_AWAY_S if (variant.plan, variant.nodes) in kept else BACK_WITHIN_S
+            if (variant.away and now - max(variant.away.values()) > patience_s) or (
                 variant.pending and now - variant.used > DEPLOY_WITHIN_S
             ):
                 late.append(variant)

@@ -375,6 +375,27 @@ def test_what_agents_had_that_never_come_back_is_released():
     assert released == kept
 
 
+def test_restarts_and_names_that_change_leave_no_more_copies_than_so_many(monkeypatch):
+    """How long their nodes were away began anew with every coordinator: one more was kept each time, for ever."""
+    monkeypatch.setattr(loading, "MAX_AWAY", 4)
+    wire, kept, stays = auto_wire(BOTH, {}), list[int](), set[int]()
+    for turn in range(8):
+        wire.crash(next(agent for agent in wire.agents.values() if agent.name != "a"))
+        wire.add_agent(f"b{turn}")
+        goes_on(wire, 3.0)
+        wire.restart_coordinator()
+        wire.pass_time(0.1)  # nobody is back yet
+        wire.wait(2.0)
+        wire.prepare()
+        wire.wait(loading.BACK_WITHIN_S)
+        (standby,) = wire.coordinator.standbys.by_model.values()
+        kept.append(sum(bool(variant.away) for variant in standby.variants))
+        stays |= {variant.epoch for variant in standby.variants if "a" in variant.parts}
+    assert max(kept) <= 4, kept
+    assert len(stays) == 1  # what the one that is there has loaded is not given up for those that are not
+    goes_on(wire, 3.0)
+
+
 def test_a_request_under_which_links_break_again_and_again_runs_on_one_node():
     """The two answer each other's pings, and no tensor comes through: it was tried for as long as its client waited."""
     wire = auto_wire(BOTH, {BOTH: 0.02, A: 0.04})
