@@ -167,6 +167,8 @@ class Server:
                 self._storage.made(event.job)
             if isinstance(event, ChunkWritten):
                 self._storing.discard((event.identity, event.call))
+                if event.gone:
+                    self._storage.keep_models(self._models.stored)
             if isinstance(event, InputsStored):
                 message = self._incoming.stored(event)
                 if message is not None and event.fault:

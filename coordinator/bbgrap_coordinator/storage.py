@@ -114,16 +114,20 @@ class Storage:
         """The variant of this epoch is loaded no longer."""
         self._do(lambda: self._loaded.discard(epoch))
 
+    def keep_models(self, sizes: Callable[[], Mapping[str, int]]) -> None:
+        """Keep no models any more of which files have made room; `sizes` returns those that are there, as for `read`."""
+        self._do(lambda: self._state.models(sizes()))
+
     def saw_agents(self) -> None:
         """Keep that this cluster has had agents."""
         self._do(lambda: self._state.set_number("saw_agents", 1))
 
     # --- what is done, by another -----------------------------------------------------------------------------------------------------
 
-    def _do(self, work: Callable[[], None]) -> None:
+    def _do(self, work: Callable[[], object]) -> None:
         self._pool.submit(self._guarded, work)
 
-    def _guarded(self, work: Callable[[], None]) -> None:
+    def _guarded(self, work: Callable[[], object]) -> None:
         try:
             work()
         except (sqlite3.Error, OSError) as error:

@@ -1,8 +1,10 @@
 """A real server carries out what a scripted machine says: planning, cancelling, keeping, forgetting."""
 
 import hashlib
+import sqlite3
 import threading
 import time
+from contextlib import closing
 
 import psutil
 import pytest
@@ -141,6 +143,22 @@ def test_what_is_saved_is_there_in_the_next_life(tmp_path):
     assert [(saved.job, variants) for saved, variants in stored.plans] == [(7, made[7]), (8, made[8])]
     assert stored.models == {files[0].digest: files}
     assert (list(stored.measured), list(stored.given), stored.saw_agents) == (["a"], ["b"], True)
+
+
+def test_models_of_which_files_made_room_are_kept_no_longer(tmp_path):
+    """Their rows went at a start only."""
+
+    def act(house):
+        files = model_in(house)
+        gone = [ModelFile("gone.onnx", letter * 64, 1) for letter in "abcd"]
+        house.say(SaveModel("e" * 64, files), *(SaveModel(file.digest, (*files, file)) for file in gone))
+        house.server.report(ChunkWritten(b"client", 1, files[0].digest, 1, True, "", (gone[0].digest,)))
+        house.say()
+        house.storage.flush()
+        with closing(sqlite3.connect(tmp_path / "state.db")) as database:
+            return database.execute("SELECT digest FROM models").fetchall()
+
+    assert in_house(tmp_path, act) == [("e" * 64,)]
 
 
 def test_what_is_cancelled_has_no_answer_and_leaves_nothing(tmp_path):
