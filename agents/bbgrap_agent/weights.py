@@ -41,6 +41,9 @@ SMALL_BYTES = 64 << 10
 """Files up to this size are read, not mapped. Chosen: a mapping takes whole pages, and most weights are a few numbers for each channel."""
 MAX_IN_MEMORY = 65_536
 """Weights that are held in memory however small they are: each costs some 400 bytes besides. Chosen: those of some hundred models."""
+MAX_FILES = 65_536
+"""Weights that are on disk however small they are: each counts as such a part of the limit at least. It takes an inode and a block,
+and has to be looked at. Chosen: as in memory."""
 LOOKS = 64
 """The folder is looked at when a 64th of what it may hold was written, and what is removed then leaves room for as much again. Chosen: to
 look at ten thousand files takes as long as to write 20 MB, and a model has hundreds of weights."""
@@ -64,9 +67,9 @@ class WeightStore:
     """Weights by digest. Used by one thread.
 
     Invariants: but for what `_needed` names, `_memory` holds at most `memory_bytes` in `MAX_IN_MEMORY` weights, least recently used first,
-    and the folder at most `disk_bytes`, unfinished files included, and a 64th of that for each other agent that shares it; `_room` are the
-    bytes that may be written until the folder is looked at again; `_unsaved` are the weights in memory that are not on disk, `_damaged`
-    those whose files were removed and which have not come again.
+    and the folder at most `disk_bytes` in `MAX_FILES` files, unfinished ones included, and a 64th of that for each other agent that shares
+    it; `_room` are the bytes that may be written until the folder is looked at again; `_unsaved` are the weights in memory that are not on
+    disk, `_damaged` those whose files were removed and which have not come again.
     """
 
     def __init__(
@@ -87,6 +90,8 @@ class WeightStore:
         """The bytes of what is in memory."""
         self._memory_bytes = memory_bytes
         self._disk_bytes = disk_bytes
+        self._least = disk_bytes // MAX_FILES
+        """What a file counts at least, in bytes."""
         self._free = free
         self._arriving: dict[str, _Arriving] = {}
         self._needed: dict[str, float] = {}
@@ -276,7 +281,7 @@ class WeightStore:
                 np.save(stream, array, allow_pickle=False)
                 size = stream.tell()
                 draft.replace(weight_file(self.directory, digest))
-            self._room -= size
+            self._room -= max(size, self._least)
             if self._room <= 0:
                 self._make_room()
         except OSError as error:
@@ -291,7 +296,7 @@ class WeightStore:
         files = []
         for path in (*self.directory.glob("*.npy"), *self.directory.glob("*.part")):
             try:
-                files.append((path.stat().st_mtime, path.stat().st_size, path))
+                files.append((path.stat().st_mtime, max(path.stat().st_size, self._least), path))
             except FileNotFoundError:
                 continue  # Another agent that shares the folder removed it.
         total = sum(size for _, size, _ in files)

@@ -43,6 +43,9 @@ IDLE_S = 30.0
 FORGOTTEN_S = 300.0
 """A file that got nothing for so long goes when another begins; a client that comes back after all starts it again."""
 
+MAX_STORED = 16_384
+"""Complete files, however small they are: whenever one is complete, all are looked at. Chosen: more than one model may have."""
+
 MIN_FREE_BYTES = 256 << 20
 """What is left of the disk: the coordinator's own state and log need room too."""
 
@@ -76,7 +79,8 @@ class ModelStore:
     """The files of models. `write` is called by one thread, `folder` by any.
 
     Invariants: `directory` holds complete files named by their digest, and `*.part` for those on their way. The complete ones have at most
-    `max_bytes`: those that were used least recently make room for the latest one, but not those of its model, which may have more.
+    `max_bytes` in `MAX_STORED` files: those that were used least recently make room for the latest one, but not those of its model, which
+    may have more.
     """
 
     def __init__(self, directory: Path, *, max_bytes: int = sys.maxsize) -> None:
@@ -204,12 +208,13 @@ class ModelStore:
             _log.warning("model file %s may not outlast a power cut: %s", digest[:12], error.strerror)
 
     def _make_room(self, needed: Collection[str]) -> tuple[str, ...]:
-        """Remove the files that were used least recently, beyond `max_bytes` and except those needed; return their digests."""
+        """Remove the files that were used least recently, beyond what is kept and except those needed; return their digests."""
         kept, gone = 0, []
         found = [(path.name, path.stat()) for path in self.directory.iterdir() if is_digest(path.name)]
-        for digest, facts in sorted(found, key=lambda item: (item[0] in needed, item[1].st_atime), reverse=True):
+        latest_first = sorted(found, key=lambda item: (item[0] in needed, item[1].st_atime), reverse=True)
+        for number, (digest, facts) in enumerate(latest_first, 1):
             kept += facts.st_size
-            if kept > self._max_bytes and digest not in needed:
+            if (kept > self._max_bytes or number > MAX_STORED) and digest not in needed:
                 self._remove(digest)
                 gone.append(digest)
         return tuple(gone)

@@ -237,6 +237,18 @@ def test_a_folder_of_many_files_is_looked_at_seldom_and_stays_under_its_limit(tm
     assert 70 <= looks.count("*.npy") <= 80, "one look for about ten weights"
 
 
+def test_a_folder_is_bounded_in_files_too_however_small_they_are(tmp_path, monkeypatch):
+    """Sixteen bytes took a block and an inode, and counted as 144: eight GiB of them were 60 million files."""
+    monkeypatch.setattr(weights, "MAX_FILES", 128)
+    store = WeightStore(tmp_path, memory_bytes=500, disk_bytes=1 << 20)
+    for seed in range(300):
+        put(store, seed)
+    assert 120 <= len(list(tmp_path.iterdir())) <= 128
+    store.missing(digests(*range(300, 500)))
+    put(store, *range(300, 500))
+    assert store.missing(digests(*range(300, 500))) == ()  # what a deployment needs stays
+
+
 def test_a_weight_that_a_container_has_no_memory_for_is_refused(tmp_path, monkeypatch):
     """The machine had it, so the container's worker was ended."""
     monkeypatch.setattr("bbgrap.doctor.cgroups.room_bytes", lambda *_: 300)

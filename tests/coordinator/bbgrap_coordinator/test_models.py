@@ -165,6 +165,16 @@ def test_files_used_least_recently_make_room(tmp_path):
     assert (written.complete, set(written.gone), set(store.stored())) == (True, {first, third}, {huge})
 
 
+def test_files_are_bounded_in_number_too(tmp_path, monkeypatch):
+    monkeypatch.setattr(models, "MAX_STORED", 5)
+    store = ModelStore(tmp_path)
+    for number in range(20):
+        digest, written = bring(store, b"%d" % number)
+        assert written.complete
+    assert len(store.stored()) == 5
+    assert digest in store.stored()
+
+
 def test_a_model_of_more_than_is_kept_is_complete_when_its_last_file_is(tmp_path):
     """Its files made room for each other: they were brought again and again, for ever."""
     store = ModelStore(tmp_path, max_bytes=25)
