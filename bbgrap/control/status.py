@@ -131,10 +131,15 @@ class StatusReader:
     def _models(self) -> Iterator[ModelStatus]:
         plans = sorted(self._requests.planning.plans.values(), key=lambda plan: -plan.asked)[:MAX_PLANS_TOLD]
         standbys = {plan.model: plan for plan in self._requests.standbys.by_model.values()}
+        of_model: dict[str, list[ServedPlan]] = {}
+        for plan in plans:
+            of_model.setdefault(plan.model, []).append(plan)
         running: Counter[str] = Counter()
         waiting: Counter[str] = Counter()
+        on_plan: Counter[ServedPlan] = Counter()
         for request in self._requests.open.values():
             (running if request.epoch else waiting)[request.plan.model] += 1
+            on_plan[request.plan] += bool(request.epoch)
         sequences = self._requests.sequences.by_model()
         names = {plan.model: plan.files[0].name for plan in (*plans, *standbys.values())}
         for model in sorted({*names, *self._statistics.counts}):
@@ -149,13 +154,13 @@ class StatusReader:
                 waiting[model],
                 running[model],
                 () if standby is None else tuple(name for variant in standby.open_variants for name in variant.parts),
-                tuple(self._plan(plan) for plan in plans if plan.model == model),
+                tuple(self._plan(plan, on_plan[plan]) for plan in of_model.get(model, ())),
                 sequences[model],
                 counts.recovered,
                 counts.replayed,
             )
 
-    def _plan(self, plan: ServedPlan) -> PlanStatus:
+    def _plan(self, plan: ServedPlan, running: int) -> PlanStatus:
         source = plan.source
         serving = [] if source is None else source.serving
         names = dict.fromkeys(name for variant in serving for name in variant.parts)
@@ -177,7 +182,7 @@ class StatusReader:
             measured_s=first.measured_s if first is not None else serving[0].usual_s if serving else 0.0,
             requests=plan.requests,
             waiting=len(plan.waiting),
-            running=sum(1 for request in self._requests.open.values() if request.plan is plan and request.epoch),
+            running=running,
             variants=variants,
             segments=self._segments_of(serving[0]) if serves == "plan" else (),
         )
