@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from bbgrap.errors import ClusterUnavailableError, UsageError
+from bbgrap.observing.logs import LOG_FILE
 from bbgrap.own_process import python_command
 from bbgrap.session.connection import connect
 from bbgrap.session.own_cluster import OwnCluster
@@ -160,10 +161,12 @@ class LocalCluster(OwnCluster):
         return name
 
     def _start(self, name: str, command: Sequence[str]) -> None:
-        with (self.logs / f"{name}.log").open("ab") as log:
+        file = self.logs / f"{name}.log"
+        environment = {**_environment(), LOG_FILE: str(file)}
+        with file.open("ab") as log:
             # Ctrl-C is for this process, which then ends them, or goes on with them.
             self.processes[name] = subprocess.Popen(
-                [*python_command(), *command], stdin=subprocess.PIPE, stdout=log, stderr=log, env=_environment(), process_group=0
+                [*python_command(), *command], stdin=subprocess.PIPE, stdout=log, stderr=log, env=environment, process_group=0
             )
 
     def _check_alive(self, name: str, deadline: float) -> None:

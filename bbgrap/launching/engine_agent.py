@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from bbgrap.local import end_of
+from bbgrap.observing.logs import LOG_FILE
 from bbgrap.own_process import python_command
 from bbgrap.transport.control_client import is_listening
 from bbgrap.transport.credentials import INSECURE, TOKEN, TOKEN_FILE
@@ -104,7 +105,7 @@ class OwnedAgent:
         options += ["--cache-dir", order.cache_dir] if order.cache_dir else []
         # A machine's own settings are for other clusters. The libraries' pools must not add to the agent's threads.
         kept = {name: value for name, value in os.environ.items() if name not in {TOKEN_FILE, INSECURE}}
-        environment = {**kept, TOKEN: order.token, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+        environment = {**kept, TOKEN: order.token, LOG_FILE: str(self._log), "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
         self._log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)  # what cleans folders of temporary files may have removed it
         with self._log.open("ab") as log:
             return subprocess.Popen(

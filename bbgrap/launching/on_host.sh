@@ -58,11 +58,11 @@ start() {
     has "$1" || fail "there is no '$1' in ${bin:-its PATH}; install bbgrap there, or say with 'bin' where it is"
     if [ -n "$profile" ]; then printf '%s\n' "$profile" >"$folder/$name.profile.yaml"; fi
     rm -f "$folder/$name.ready"
-    # A megabyte of log is enough to see what was; it is not what fills a disk.
+    # A megabyte of log is enough to see what was; it is not what fills a disk. While it runs, the process sees to that itself.
     if [ -f "$folder/$name.log" ] && [ "$(wc -c <"$folder/$name.log")" -gt 1048576 ]; then mv "$folder/$name.log" "$folder/$name.log.1"; fi
     if [ -n "$token" ]; then export BBGRAP_TOKEN="$token" && unset BBGRAP_TOKEN_FILE BBGRAP_INSECURE; fi
     # In a session of its own it outlives this connection.
-    "$(command -v setsid || command -v nohup)" "$@" </dev/null >>"$folder/$name.log" 2>&1 9>&- &
+    BBGRAP_LOG_FILE="$folder/$name.log" "$(command -v setsid || command -v nohup)" "$@" </dev/null >>"$folder/$name.log" 2>&1 9>&- &
     if ! printf '%s %s\n' "$!" "$(began "$!")" >"$folder/$name.pid"; then # nobody would find it again
         kill -KILL "$!"
         rm -f "$folder/$name.pid"

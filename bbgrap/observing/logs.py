@@ -3,7 +3,7 @@
 What a line speaks of comes with the record (`extra=`): `model` (its digest), `node`, `epoch`, `request`.
 
 Law: nobody waits for who reads the lines, as in a terminal that was stopped. Those that find no room are lost, and counted. A
-single one that is longer than a page of memory may wait.
+single one that is longer than a page of memory may wait. A file that was opened for a process has bounded size, however long that runs.
 """
 
 from __future__ import annotations
@@ -12,9 +12,12 @@ import json
 import logging
 import os
 import select
+import shutil
 import sys
+from contextlib import suppress
 from datetime import UTC, datetime
 from enum import Enum
+from pathlib import Path
 from typing import TextIO
 
 from bbgrap.report.printable import printable
@@ -22,6 +25,10 @@ from bbgrap.report.printable import printable
 _KNOWN = ("model", "node", "epoch", "request")
 _VARIABLE = "BBGRAP_LOG_FORMAT"
 """Tells processes that are started by this one."""
+LOG_FILE = "BBGRAP_LOG_FILE"
+"""Tells a process where the file is that its lines are appended to, if whoever started it has opened one."""
+MOST_FILE_BYTES = 8 << 20
+"""Then what is in it becomes FILE.1, and it begins anew. Chosen: a month where nodes and models stay, a day of a restless cluster."""
 MOST_LETTERS = 4000
 """Of the message of a line of text. The line fits a page then: for so much there is room in a pipe, if there is any."""
 _PATIENCE_S = 0.1
@@ -74,9 +81,14 @@ class LinesWithoutWaiting(logging.StreamHandler[TextIO]):
     def __init__(self, stream: TextIO) -> None:
         super().__init__(stream)
         self._lost = 0
+        self._file = Path(os.environ[LOG_FILE]) if LOG_FILE in os.environ else None
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write a line, or count it."""
+        with suppress(OSError):  # it was removed, perhaps; others append to it, too, so it keeps its place
+            if self._file and self._file.stat().st_size > MOST_FILE_BYTES:
+                shutil.copyfile(self._file, f"{self._file}.1")
+                os.truncate(self._file, 0)
         if not self._has_room():
             self._lost += 1
             return

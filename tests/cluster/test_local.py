@@ -42,6 +42,16 @@ def test_where_a_sandbox_binds_nobody_to_cores_agents_have_all_of_them(tmp_path,
         assert [node.cores for node in cluster.connection.nodes()] == [len(os.sched_getaffinity(0))]
 
 
+def test_logs_of_a_cluster_that_runs_for_months_are_bounded():
+    with bbgrap.LocalCluster(0) as cluster:
+        log = cluster.logs / "coordinator.log"
+        with log.open("ab") as stream:
+            stream.write(b"a line of last month\n" * 500_000)
+        cluster.add_agent()
+        assert log.stat().st_size < 10_000
+        assert log.with_name("coordinator.log.1").stat().st_size > 10_000_000
+
+
 @pytest.mark.faults
 def test_an_agent_that_is_added_after_a_kill_has_joined(tmp_path):
     with bbgrap.LocalCluster(2, cache_dir=tmp_path) as cluster:

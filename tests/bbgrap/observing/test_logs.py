@@ -12,7 +12,7 @@ from contextlib import suppress
 
 import pytest
 
-from bbgrap.observing.logs import MOST_LETTERS, JsonLines, TextLines
+from bbgrap.observing.logs import LOG_FILE, MOST_LETTERS, JsonLines, TextLines
 from bbgrap.session import connect
 from tests.waiting import until
 
@@ -148,3 +148,29 @@ def test_what_peers_wrote_makes_no_line_of_its_own_and_steers_no_terminal():
     assert "\x1b" not in line
     assert all(each.startswith("    ") for each in line.splitlines()[1:])
     assert len(line) < 2 * MOST_LETTERS
+
+
+FILLS = """
+import logging
+import sys
+from bbgrap.observing import logs
+logs.MOST_FILE_BYTES = 10_000
+logs.write_logs(logs.LogFormat.TEXT)
+for number in range(1000):
+    logging.getLogger("bbgrap.x").info("line %d of %s", number, sys.argv[1])
+"""
+
+
+def test_a_file_that_was_opened_for_processes_has_bounded_size(tmp_path):
+    """A cluster that runs for months filled the disk of the machine that it was started on."""
+    path = tmp_path / "agent.log"
+    with path.open("ab") as log:
+        # A nanny and its worker share one file.
+        ran = [
+            subprocess.Popen([sys.executable, "-c", FILLS, name], stderr=log, env={**os.environ, LOG_FILE: str(path)})
+            for name in ("nanny", "worker")
+        ]
+        assert [process.wait() for process in ran] == [0, 0]
+    assert {each.name for each in tmp_path.iterdir()} == {"agent.log", "agent.log.1"}
+    assert all(each.stat().st_size < 11_000 for each in tmp_path.iterdir())
+    assert any(path.read_text().splitlines()[-1].endswith(f"line 999 of {name}") for name in ("nanny", "worker"))
