@@ -23,6 +23,7 @@ from bbgrap.engine.prepare import PreparedVariant, prepare_graph, prepare_like, 
 from bbgrap.engine.reload import ReloadedModel
 from bbgrap.engine.standby import standby_of
 from bbgrap.errors import BbgrapError
+from bbgrap.file_locks import lock_at
 from bbgrap.graph.state import with_state
 from bbgrap.graph.top_k import blocks_for, with_top
 from bbgrap.graph.types import Graph
@@ -55,6 +56,7 @@ def main(prepare: Prepare = prepare_graph) -> None:
     write_logs(inherited_format())
     with suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text(FIRST_TO_GO)
+    lock_at(Path(tempfile.gettempdir()))  # until this process ends: then its folder is nobody's
     maker = _Maker(prepare)
     channel = Connection(int(sys.argv[2]))
     with suppress(EOFError, ConnectionError):  # the coordinator has ended

@@ -29,6 +29,7 @@ from bbgrap.own_process import python_command
 from bbgrap.planners.options import PlanOptions
 from bbgrap.protocol.faults import Fault
 from bbgrap.report.printable import printable
+from bbgrap.transport.left_folders import remove_left
 from bbgrap_coordinator.artifacts import NO_ROOM
 
 _END_S = 1.0
@@ -232,6 +233,7 @@ def _is_stopped(pid: int) -> bool:
 
 def _scratch() -> tempfile.TemporaryDirectory[str]:
     try:
+        remove_left(Path(tempfile.gettempdir()), SCRATCH)  # a planner that outlives its coordinator may empty its own, and no more
         return tempfile.TemporaryDirectory(prefix=SCRATCH, ignore_cleanup_errors=True)
     except FileNotFoundError as error:  # all places were tried; it does not say why none takes a file
         raise OSError(errno.ENOSPC, f"{error.strerror}; make room in one of them, or set TMPDIR to a folder that has some") from None

@@ -7,8 +7,10 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -370,6 +372,31 @@ def test_they_end_when_they_are_closed_whatever_they_do(tmp_path):
         pids = planners.plans.pid, planners.standbys.pid
     assert not any(map(psutil.pid_exists, pids))
     assert desk.answers.empty()
+
+
+def test_folders_of_those_whose_coordinators_were_killed_go_when_the_next_one_starts(tmp_path, monkeypatch):
+    """Each of them was left for ever, empty."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    model, children = tmp_path / "models" / "tiny" / "model.onnx", list[PlannerProcess]()
+    model.parent.mkdir(parents=True)
+    model.write_bytes(materialize("tiny").read_bytes())
+    try:
+        for number in range(3):
+            children.append(PlannerProcess.start(PLANNER, "plans"))
+            if number < 2:
+                (folder := tmp_path / "plans" / str(number)).mkdir(parents=True)
+                assert children[-1].ask(Task(model, {}, folder, None), WAIT_S) == PlannerReply()
+                os.utime(children[-1].scratch.name, (0, 0))
+            if number == 0:
+                children[0].channel.close()  # as the system does when a coordinator dies
+                children[0].process.wait(WAIT_S)
+                with suppress(FileNotFoundError):  # where it is not confined, it has removed its own
+                    os.utime(children[0].scratch.name, (0, 0))
+        assert [Path(child.scratch.name).exists() for child in children] == [False, True, True]
+    finally:
+        for child in children:
+            child.process.kill()
+            child.close()
 
 
 @pytest.mark.parametrize("first", ["stdin", "channel"])
