@@ -10,9 +10,10 @@ import asyncio
 import json
 import time
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, fields, is_dataclass, replace
+from heapq import nlargest
 from typing import Any
 
 from bbgrap.errors import BbgrapError
@@ -29,6 +30,8 @@ _WINDOW_S = 10.5
 """What rates are taken over at most."""
 _HISTORY = 300
 """Snapshots that a new page is told of: five minutes."""
+_SHOWN = 64
+"""Models of which it tells, those with the most requests: of a thousand it would be 27 MB for each page. A page shows fewer."""
 _EVENTS = 200
 _PLANS_KEPT = 8
 _PLAN_S = 4.0
@@ -128,7 +131,7 @@ class StatusPoller:
         # Of the latest seconds for people to read, and since the last question for series; nothing at the first one after a pause.
         rates, latest = ((rates_between(self._seen[place], status) if self._seen else ()) for place in (0, -1))
         if latest:
-            self._history.append([status.now, *map(_point, latest)])
+            self._history.append([status.now, *_points(status, latest)])
         self._seen.append(status)
         plain = {"uptime_s": status.uptime_s, **_plain(replace(status, events=())), "rates": rates, "latest": latest}
         return self._snapshot_of(status, _event("status", plain))
@@ -153,6 +156,12 @@ class StatusPoller:
     def _draw(self, key: str) -> bytes:
         with self._gateway.connection.stops.when(lambda: self._gateway.is_draining):
             return _json(drawn(self._gateway.connection.shown_plan(key, _ANSWERS_WITHIN_S))).encode()
+
+
+def _points(status: Status, latest: Sequence[ModelRates]) -> list[list[object]]:
+    """Return what the history has of a snapshot: the models that a page chooses from."""
+    asked = {model.model: sum(model.requests.values()) + model.waiting + model.running for model in status.models}
+    return [_point(rates) for rates in nlargest(_SHOWN, latest, key=lambda rates: asked[rates.model])]
 
 
 def _point(rates: ModelRates) -> list[object]:

@@ -5,7 +5,7 @@ import re
 import shutil
 import signal
 import xml.etree.ElementTree as ET
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from html.parser import HTMLParser
 from importlib import resources
 from types import SimpleNamespace
@@ -13,10 +13,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from bbgrap.observing.rates import rates_between
 from bbgrap.protocol.status_messages import PlanShown
 from bbgrap.serving.plan_pictures import drawn
 from bbgrap.serving.statistics import Durations, Statistics
-from bbgrap.serving.status_poller import _event
+from bbgrap.serving.status_poller import _event, _points
 from bbgrap.serving.tracing import Tracing
 from bbgrap.serving.triton_metrics import triton_metrics
 from tests.bbgrap.observing.receiver import receiver
@@ -142,6 +143,15 @@ def test_models_are_called_as_they_are_served(cluster, models, tmp_path):
             r'bbgrap_requests_total\{digest="\w+",model="(\w+)",outcome="done"\} 1.0', http.ask("GET", "/metrics")[1].decode()
         )
         assert set(counted) >= names
+
+
+def test_the_history_is_of_the_models_that_a_page_shows():
+    """It had all: of a thousand models 46 MB, and 27 MB were told to each page that was opened."""
+    busy = {number: {**MODEL.requests, "done": number} for number in range(1000)}
+    models = tuple(replace(MODEL, model=f"{number:064}", requests=requests) for number, requests in busy.items())
+    status = replace(STATUS, models=models)
+    points = _points(status, rates_between(None, status))
+    assert {int(point[0]) for point in points} == set(range(1000 - 64, 1000))
 
 
 def test_triton_s_names_tell_what_is_counted_here_and_who_waits_there():
