@@ -211,7 +211,7 @@ class CoordinatorMachine:
             gone = [ToAgent(identity, Release(epoch)) for epoch in join.holds if epoch not in kept]
             lost = [i for v in self.loading.load_again(known, now, join.holds) for i in self.recovery.take_back(v)[1]]
             links = self.links.say_again(known, now)
-            return [self.members.welcome(known, kept), *links, *gone, *lost, *self.loading.say_again(known, now)]
+            return [self.members.welcome(known, kept), *links, *gone, *lost, *self.faults.doubted(known, now)]
         member = self.members.join(identity, join, now)
         if isinstance(member, Refused):
             refused = Audit("refused", peer_of(identity, join.name), {"reason": member.reason})

@@ -66,7 +66,18 @@ class LinkFaults:
         """Take what an agent found; variants whose agents do not reach each other are released."""
         changed, done = self._links.tried(member, message, now, self._loading.loading_agents)
         self.clear_tried(now)
+        if member.is_doubted and not self._links.is_suspect(member.name, COORDINATOR):
+            member.is_doubted = False
+            done += self._loading.say_again(member, now)
         return [*done, *(self._go_around(now) if changed else [])]
+
+    def doubted(self, member: Member, now: float) -> list[CoordinatorInstruction]:
+        """Say again what an agent is to load that heard nothing meanwhile, once it is known whether long messages reach it.
+
+        Those that are lost keep all that is said after them on the same connection.
+        """
+        member.is_doubted = bool(self._loading.put_off(member, now))
+        return self._links.suspect(member, COORDINATOR, now) if member.is_doubted else []
 
     def unanswered(self, member: Member, variant: Variant, devices: Collection[int], now: float) -> list[CoordinatorInstruction]:
         """Take that an agent, which was to load a variant, had no answer from devices of it for seconds; plans go around these pairs.

@@ -244,10 +244,14 @@ class Loading:
 
     def say_again(self, member: Member, now: float) -> list[CoordinatorInstruction]:
         """Say again what an agent is to load and has not loaded."""
+        return [instruction for variant in self.put_off(member, now) for instruction in self._tell(variant, member.name)]
+
+    def put_off(self, member: Member, now: float) -> list[Variant]:
+        """Return what an agent is to load and has not loaded; as if it had just been told, so that it is not again for a while."""
         mine = [variant for variant in self._loading() if member.name in variant.pending]
         for variant in mine:
             variant.pending[member.name] = now
-        return [instruction for variant in mine for instruction in self._tell(variant, member.name)]
+        return mine
 
     def _loading(self) -> Iterator[Variant]:
         for variant in list(self.by_epoch.values()):

@@ -93,6 +93,8 @@ class Member:
     """When it was last told again that nobody wants what it computes, in seconds."""
     first_request: int = 0
     """Requests with lower numbers, which it may still work on, are void."""
+    is_doubted: bool = False
+    """Whether it is tried if long messages reach it before it is told again what it is to load."""
     reloads: bool = False
     """Whether its new worker has not yet loaded all that the lost one had."""
     worker_lost: WorkerLost | None = None

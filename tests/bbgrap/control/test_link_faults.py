@@ -1,5 +1,6 @@
 """What runs over a link in doubt waits until all that is in doubt of it is known."""
 
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -15,7 +16,8 @@ from bbgrap.control.stalls import STALLED_S
 from bbgrap.planners.options import PlanOptions
 from bbgrap.protocol import client_messages as c
 from bbgrap.protocol import messages as m
-from tests.bbgrap.control.wire import joined_wire, ready_wire
+from bbgrap.protocol.directions import TO_AGENT
+from tests.bbgrap.control.wire import CLIENT, Wire, joined_wire, ready_wire
 
 
 def test_nothing_starts_while_any_link_of_a_variant_is_being_tried():
@@ -201,3 +203,52 @@ def test_whom_an_agent_does_not_reach_is_told_in_one_line():
     assert line.startswith(
         "'f' does not reach 'a' at tcp://a:1, 'b' at tcp://b:1, 'c' at tcp://c:1 and 3 more, or is not reached by them at "
     )
+
+
+class NarrowWire(Wire):
+    """A wire over which long messages to `b` are lost, and what is said after them, until it connects anew: as over some tunnels."""
+
+    blocked = narrow = False
+
+    def send(self, sender, receiver, frames):
+        if self.narrow and receiver.startswith(b"b/"):
+            self.blocked = self.blocked or isinstance(TO_AGENT.decode(frames), m.Deploy | m.WeightChunk)
+            if self.blocked:
+                return
+        super().send(sender, receiver, frames)
+
+    def carry_agent(self, agent, instruction):
+        self.blocked = self.blocked and not (agent.name == "b" and isinstance(instruction, ae.Reconnect))
+        super().carry_agent(agent, instruction)
+
+
+def test_an_agent_that_no_weight_reaches_any_more_is_gone_around():
+    """A route that led over a VPN since it joined: heartbeats came, and a plan over it was waited for without end."""
+    wire = NarrowWire(options=PlanOptions(planner="rows"))
+    for name in "ab":
+        wire.add_agent(name)
+    wire.settle()
+    wire.offer()
+    wire.settle()
+    wire.narrow, wire.cut = True, {frozenset(("b", COORDINATOR))}
+    began = wire.now
+    assert isinstance(wire.until_answered(wire.prepare()), c.ModelPrepared)
+    assert wire.now - began < 10.0
+    assert isinstance(wire.until_answered(wire.run()), c.RunResult)
+    assert any("'b' does not reach 'coordinator'" in text and "mtu 1280" in text for text in wire.told)
+    wire.narrow, wire.cut = False, set()
+    wire.settle_for(5.0)
+    assert any("reach each other again" in text for text in wire.told)
+
+
+def test_an_agent_that_asks_to_join_again_is_told_at_once_what_it_is_to_load_once_its_link_is_well():
+    wire = joined_wire("a", options=PlanOptions(planner="rows"))
+    call = wire.prepare()
+    while not wire.coordinator.loading.loading_agents:
+        wire.deliver((CLIENT, b""))
+    wire.queues.clear()  # all of it is lost
+    wire.say("a", replace(wire.agent("a").machine.join, holds=()))
+    began = wire.now
+    wire.settle()
+    assert isinstance(wire.answer(call), c.ModelPrepared)
+    assert wire.now == began
