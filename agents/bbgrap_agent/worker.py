@@ -156,8 +156,9 @@ class Worker:
             case events.DropBefore(request):
                 executor.drop_before_soon(request)
             case messages.AnswerPings(peers):
-                self._answering = frozenset((peer.address, peer.fingerprint) for peer in peers)
-                executor.post(lambda: executor.pings.allow(peers))
+                asking = reachable(peers, self._settings.coordinator_host)
+                self._answering = frozenset((peer.address, peer.fingerprint) for peer in asking)
+                executor.post(lambda: executor.pings.allow(asking))
             case messages.Measure(measurement):
                 self._measure(
                     measurement, lambda check: self._measured(measurement, check), lambda fault: messages.Measured(measurement, None, fault)

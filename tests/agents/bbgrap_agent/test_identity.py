@@ -94,3 +94,19 @@ def test_links_are_tried_over_tls(cluster, said, nanny):
     nanny.tell(TryLinks(1, (itself, Peer(1, "other", impostor.address, "ab" * 32))))
     assert next_of(said, LinksTried) == LinksTried(1, (1,))
     impostor.close()
+
+
+def test_a_coordinator_that_listens_everywhere_is_let_ask_where_it_was_joined(cluster, said, nanny):
+    """With `--bind tcp://0.0.0.0:7070` every agent elsewhere looked for it on its own machine, and its requests ran anew every 5 s."""
+    join = next_of(said, WorkerReady).introduction
+    head = cluster.open()
+    head.allow([join.fingerprint])
+    port = head.address.rpartition(":")[2]
+    nanny.tell(AnswerPings((Peer(1, "coordinator", f"tcp://*:{port}", head.fingerprint),)))
+    head.connect(join.data_address, join.fingerprint)
+    deadline, ping = time.monotonic() + 5.0, Frame(Kind.PING, 0, 0, 7, 10).to_bytes()
+    while (arrival := head.receive(0.2)) is None and time.monotonic() < deadline:
+        head.send(join.data_address, ping, f"tcp://127.0.0.1:{port}".encode())
+    assert arrival is not None
+    assert Frame.parse(arrival.header).kind is Kind.PONG
+    head.close()
