@@ -15,7 +15,8 @@ from collections.abc import Callable
 SocketAddress = tuple[socket.AddressFamily, tuple[str | int, ...] | tuple[int, bytes]]
 """What a socket needs to connect."""
 
-_KNOWN_S = 10.0
+_KNOWN_S = 2.0
+"""Chosen: who waits for a host that has moved, as a pod does, is looked for where it was for no longer than that."""
 _UNKNOWN_S = 1.0
 
 

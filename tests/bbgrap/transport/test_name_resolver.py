@@ -2,6 +2,8 @@
 
 import socket
 import threading
+import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -80,3 +82,15 @@ def test_without_another_thread_it_is_said_until_there_is_one(resolver, monkeypa
             with pytest.raises(OSError, match="names cannot be looked up: can't start new thread"):
                 resolver.look_up("first.example", 1)
     assert found(resolver, "first.example") == (IPV4[0], IPV4[4])
+
+
+def test_a_host_that_has_moved_is_looked_for_where_it_was_for_two_seconds_at_most(resolver, monkeypatch):
+    """A coordinator whose pod was placed anew was joined at once, and its data plane looked for at the old address for ten seconds."""
+    now, answers = time.monotonic(), [IPV4]
+    monkeypatch.setattr(name_resolver, "time", SimpleNamespace(monotonic=lambda: now))
+    served(monkeypatch, lambda host: answers)
+    assert found(resolver, "head.example") == (IPV4[0], IPV4[4])
+    answers = [place(socket.AF_INET, "10.0.0.2")]
+    assert found(resolver, "head.example") == (IPV4[0], IPV4[4])
+    now += 2.1
+    assert found(resolver, "head.example") == (socket.AF_INET, ("10.0.0.2", 1))
