@@ -36,6 +36,10 @@ TRIALS = 6
 """Live requests per variant in such a comparison; the first one finds cold caches and is not counted."""
 GAIN = 0.05
 """How much faster a variant must be to replace the one that serves."""
+AGAIN_S = 60.0
+"""How long after another variant has begun to serve all are compared again, twice as long each further time: what has made one slow, a
+throttled node or a busy moment, may be over, and the one that serves does not drift when it is."""
+LATEST_AGAIN_S = 600.0
 
 SMOOTHING = 0.25
 """Weight of the newest service time in the running mean: it follows a change within about eight requests."""
@@ -96,6 +100,7 @@ class LowestLatency:
     """For the latency of single requests: the fastest variant serves; when its median drifts, the others are tried.
 
     If it has become slower than some of them were, these alone are tried first and often: what made it slow may have made them slow, too.
+    Without a drift they are tried again, too, ever more seldom.
     Invariants: `serving` is one of the variants; a comparison (`_trial`) holds times of the variants that are left only.
     """
 
@@ -110,6 +115,8 @@ class LowestLatency:
         self._rivals: frozenset[int] = frozenset()
         self._share = TRIAL_SHARE
         self._turn = 0
+        self._settled = float("inf")
+        self._again_s = AGAIN_S
         self.drifted_s = 0.0
         """What requests take on the fastest, if that is not what they took, in seconds; 0: it is. Who has seen that sets it to 0."""
 
@@ -156,11 +163,14 @@ class LowestLatency:
 
         The variants that take requests are those of `queues`, one at least.
         """
-        del now
         self._open = [queue.epoch for queue in queues]
         epoch = self.best(self._open)
         if epoch != self.serving and self.serving in self._open:
             self._settle(self.medians, epoch)
+        self._settled = min(self._settled, now)
+        if self._trial is None and now >= self._settled + self._again_s:
+            self._again_s = min(LATEST_AGAIN_S, 2 * self._again_s)
+            self._compare()
         mine = next(queue for queue in queues if queue.epoch == epoch)
         if self._trial is not None and not any(queue.running for queue in queues):
             self._turn += 1
@@ -234,6 +244,7 @@ class LowestLatency:
         return self.serving != before
 
     def _settle(self, medians: Mapping[int, float], serving: int) -> None:
+        self._settled, self._again_s = float("inf"), self._again_s if serving == self.serving else AGAIN_S
         self.medians, self.serving = dict(medians), serving
         self._trial, self._baseline, self._rivals, self._share = None, None, frozenset(), TRIAL_SHARE
         self._recent.clear()

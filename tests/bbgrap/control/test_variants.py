@@ -1,12 +1,15 @@
 """Policies: who serves, when others are tried, and how a stream is spread. Times are the test's."""
 
 import random
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from bbgrap.control.variants import (
+    AGAIN_S,
+    LATEST_AGAIN_S,
     ROUNDS,
     TRIAL_SHARE,
     TRIALS,
@@ -22,11 +25,11 @@ PLAN, SINGLE = 1, 2
 NOTHING = (), ()
 
 
-def feed(policy, seconds, count, rng=None):
-    """Run requests one by one; returns who took each of them, and how often another variant began to serve."""
+def feed(policy, seconds, count, rng=None, now=0.0):
+    """Run requests one by one, all at that time; returns who took each of them, and how often another variant began to serve."""
     queues, took, switches = [InFlightQueue(epoch, 4) for epoch in seconds], [], 0
     for _ in range(count):
-        queue = policy.choose(queues, 0.0)
+        queue = policy.choose(queues, now)
         noise = rng.uniform(0.9, 1.1) if rng else 1.0
         switches += policy.done(queue, 0.0, seconds[queue.epoch] * noise, alone=True)
         took.append(queue.epoch)
@@ -128,6 +131,28 @@ def test_a_plan_that_was_slow_for_a_moment_serves_again():
     assert policy.serving == SINGLE
     took, _ = feed(policy, known, 300)
     assert set(took[-100:]) == {PLAN}
+
+
+def test_a_plan_whose_node_was_slow_for_a_minute_serves_again():
+    """The single node that had taken over never drifted: it served for good, though the plan would have been faster again."""
+    known, slow = {PLAN: 1.0, SINGLE: 1.6}, {PLAN: 3.0, SINGLE: 1.6}
+    policy = started(known)
+    feed(policy, known, 50)
+    feed(policy, slow, 500)
+    took, _ = feed(policy, known, 300, now=0.9 * AGAIN_S)
+    assert set(took) == {SINGLE}
+    took, _ = feed(policy, known, 300, now=AGAIN_S)
+    assert set(took[-100:]) == {PLAN}
+
+
+def test_what_stays_slower_is_tried_ever_more_seldom():
+    known, tried = {PLAN: 1.0, SINGLE: 1.6}, []
+    policy = started(known)
+    for minute in range(60):
+        took, _ = feed(policy, known, 2 * TRIALS * TRIAL_SHARE, now=60.0 * minute)
+        tried += [minute] * (SINGLE in took)
+    assert tried[:4] == [1, 3, 7, 15]
+    assert {60.0 * (b - a) for a, b in pairwise(tried[4:])} == {LATEST_AGAIN_S}
 
 
 def test_requests_that_take_longer_than_synthetic_ones_did_are_a_drift():
