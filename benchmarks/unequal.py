@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
+import psutil
 import typer
 
 from bbgrap.bench import WARM_UP, Contender, SingleNode, first_cores
@@ -36,19 +37,24 @@ a core with periods of 4 ms, 0.40 with 2 ms (measured here)."""
 
 @contextmanager
 def limited(pid: int, part: float) -> Iterator[None]:
-    """Hold a process, and the threads it starts, to a part of one core.
+    """Hold a process, its children, and what they start, to a part of one core.
 
     Raises:
         OSError: where there are no cgroups of version 1, or this is not root.
     """
+
+    def move(to: Path) -> None:
+        for process in (psutil.Process(pid), *psutil.Process(pid).children(recursive=True)):
+            (to / "cgroup.procs").write_text(str(process.pid))
+
     group = CGROUP / f"bbgrap-unequal-{os.getpid()}"
     group.mkdir()
     try:
         (group / "cpu.cfs_period_us").write_text(str(PERIOD_US))
         (group / "cpu.cfs_quota_us").write_text(str(round(PERIOD_US * part)))
-        (group / "cgroup.procs").write_text(str(pid))
+        move(group)
         yield
-        (CGROUP / "cgroup.procs").write_text(str(pid))
+        move(CGROUP)
     finally:
         group.rmdir()
 
