@@ -1,7 +1,8 @@
 """Measuring nodes for clients: how fast they work all at once, as they will, then their links one node after the other.
 
-What nobody called for is measured while nothing else goes on. Where requests never cease, one node after the other is *set aside* for it,
-while they run on the others: a node that is not known makes plans slow, which would be so for ever.
+What nobody called for is measured while nothing else goes on, and what was measured long ago is measured again then. Where requests never
+cease, one node after the other is *set aside* to be measured for the first time, while they run on the others: a node that is not known
+makes plans slow, which would be so for ever.
 
 Laws: links are measured while nothing else is; who cannot be measured does not keep the others from it; no request that can run on nothing
 but the node that is set aside waits for its end.
@@ -15,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from itertools import count
 
 from bbgrap.cluster.names import name_order
+from bbgrap.cluster.speeds import shares_of
 from bbgrap.cluster.types import NodeProfile
 from bbgrap.control.coordinator_events import RoutingId
 from bbgrap.control.coordinator_instructions import Audit, CoordinatorInstruction, Log, RemoveProfile, SaveProfile, ToAgent, ToClient
@@ -42,6 +44,10 @@ BUSY_S = 10.0
 """How long a node may be unknown for want of an idle moment, before it is set aside. Chosen."""
 RUNS_OUT_S = 5.0
 """How long what runs on a node that is set aside may take; then it is tried later."""
+STALE_S = 3600.0
+"""After so long what was measured is measured again at the next idle moment, once: it may have been a busy one, and machines change."""
+CHANGED = 0.2
+"""How much faster or slower a node must be then for plans to be told, and, five times that, its links. Chosen."""
 
 
 @dataclass(slots=True)
@@ -123,6 +129,8 @@ class Profiling:
         self._again_at = 0.0
         self._failed: dict[str, tuple[float, float]] = {}
         """How long to wait, and until when, before a node is measured again by itself; by name."""
+        self._fresh_until: dict[str, float] = {}
+        """When what was measured of a node is measured again, by name."""
         self._all_known = 0.0
         """When all nodes that could be measured were known last, in seconds."""
         self._aside_since = 0.0
@@ -226,11 +234,15 @@ class Profiling:
     def _is_under_way(self, running: _Round, message: MeasureNodes | MeasureUnknown) -> bool:
         """Whether a round finds out all that a call wants to know: what it has found is not to be thrown away."""
         there = {member.name for member in running.members} | {profile.name for profile in running.done}
-        return isinstance(message, MeasureUnknown) and all(m.name in there for m in self.members.alive() if self._is_unknown(m))
+        unknown = {member.name for member in self.members.alive() if self._is_unknown(member)}
+        return isinstance(message, MeasureUnknown) and bool(unknown) and unknown <= there
 
     def _is_unknown(self, member: Member) -> bool:
         known = self.members.known_of(member)
         return known is None or not known.work
+
+    def _is_stale(self, member: Member, now: float) -> bool:
+        return member.name in self.members.measured and now >= self._fresh_until.setdefault(member.name, now + STALE_S)
 
     def _go_on(self, now: float) -> list[CoordinatorInstruction]:
         """Let measure whoever is next, answer what is done, and begin what waits."""
@@ -255,7 +267,11 @@ class Profiling:
         members = self._asked_for(message)
         if isinstance(message, MeasureUnknown):
             due = self._due(now)
-            members = [member for member in members if member in due and self._is_unknown(member)]
+            stale = [member for member in due if not identity and self._is_stale(member, now)]
+            members = [member for member in members if member in due and (member in stale or self._is_unknown(member))]
+        # Whatever comes of it: what is known already is not tried again and again.
+        self._fresh_until |= dict.fromkeys((member.name for member in members), now + STALE_S)
+        self.members.forget_gone(self._fresh_until)
         turns = {member.identity: _Turn(member, Measure(next(self._numbers)), now, now) for member in members}
         self._round = _Round(identity, message.call, turns)
         return [ToAgent(turn.member.identity, turn.question) for turn in turns.values()]
@@ -268,7 +284,8 @@ class Profiling:
 
     def _keep(self, running: _Round, now: float) -> list[CoordinatorInstruction]:
         """Believe what was measured, now and after a restart."""
-        known = [*running.done, *running.without_links]
+        before = {} if running.identity else self.members.measured
+        known = [profile for profile in (*running.done, *running.without_links) if not _is_alike(before.get(profile.name), profile)]
         for profile in known:
             self.members.measured.pop(profile.name, None)
             self.members.measured[profile.name] = profile
@@ -303,10 +320,10 @@ class Profiling:
         self.members.aside = ""
         if not unknown:
             self._all_known = now
-        elif is_idle and now >= self._again_at:
+        if is_idle and now >= self._again_at and (unknown or any(self._is_stale(member, now) for member in self._due(now))):
             self._again_at = now + LATER_S
             self._waiting.append((b"", MeasureUnknown(0)))
-        elif not is_idle and now > self._all_known + BUSY_S:
+        elif unknown and not is_idle and now > self._all_known + BUSY_S:
             ranked = sorted(unknown, key=lambda member: (member.name in busy, name_order(member.name)))
             self.members.aside = next((member.name for member in ranked if can_spare(member.name, now)), "")
             self._aside_since = now
@@ -358,3 +375,12 @@ class Profiling:
                 again = f"; the next try is in {self._put_off(name, now):g} s"
             done.append(Log(f"in the background: {fault}{again}", node=name))
         return done
+
+
+def _is_alike(known: NodeProfile | None, new: NodeProfile) -> bool:
+    """Whether a node and its links are about as fast as they were known to be: no plan is made anew for what noise there is."""
+    if known is None or not known.work:
+        return False
+    rates = {link.peer: link.bandwidth_bytes_per_s for link in known.links}
+    links = [(link.bandwidth_bytes_per_s, rates.get(link.peer, 0.0)) for link in new.links]
+    return min(shares_of((known, new))) >= 1 - CHANGED and all(max(pair) <= (1 + 5 * CHANGED) * min(pair) for pair in links)

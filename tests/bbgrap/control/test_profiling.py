@@ -1,6 +1,7 @@
 """Who measures when: nodes at once, then links one after the other, whoever fails or goes."""
 
 import itertools
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -8,8 +9,9 @@ from hypothesis import strategies as st
 
 from bbgrap.cluster.types import LinkProfile, NodeProfile, Speed
 from bbgrap.control import agent_events as ae
+from bbgrap.control import profiling
 from bbgrap.control.planning import SETTLE_S
-from bbgrap.control.profiling import MAX_WAITING
+from bbgrap.control.profiling import IDLE_S, MAX_WAITING
 from bbgrap.protocol import client_messages as c
 from bbgrap.protocol import messages as m
 from tests.bbgrap.control.wire import CLIENT, FakeAgent, Wire, joined_wire, ready_wire
@@ -165,6 +167,50 @@ def test_what_is_known_is_not_measured_unless_asked():
     finish(wire, "b")
     finish(wire, "b")
     assert wire.answer(third) == c.Profiles(third, (profile("b"),))
+
+
+def measured_in_the_background(wire: Wire, flops: float) -> set[str]:
+    """Wait for an idle moment in which nodes are measured, as that fast; who was."""
+    wire.settle_for(3 * IDLE_S)
+    asked = set(measuring(wire))
+    while names := measuring(wire):
+        (agent,) = (agent for agent in wire.agents.values() if agent.name == next(iter(names)))
+        told = answer(agent)
+        faster = replace(told.profile, work=(Speed("matmul", flops),)) if isinstance(told, m.Measured) else None
+        wire.to_agent(agent, told if faster is None else replace(told, profile=faster))
+        wire.settle()
+    return asked
+
+
+@pytest.mark.parametrize(("flops", "is_news"), [(3.3e9, True), (0.3e9, True), (1.1e9, False), (0.9e9, False)])
+def test_what_was_measured_in_a_busy_moment_is_measured_again_and_plans_are_told_of_what_has_changed(flops, is_news, monkeypatch):
+    """It was kept for good: a node that had been throttled then got a quarter of the work ever after."""
+    monkeypatch.setattr(profiling, "STALE_S", 60.0)
+    wire = ready_wire("a", "b")
+    assert measured_in_the_background(wire, 1e9) == {"a", "b"}
+    wire.until_answered(wire.run())
+    wire.settle_for(50.0)
+    assert not measuring(wire)
+    wire.settle_for(10.0)
+    assert measured_in_the_background(wire, flops) == {"a", "b"}
+    wire.until_answered(wire.run())
+    wire.settle_for(2 * SETTLE_S)
+    assert {of.work for of in known(wire).values()} == {(Speed("matmul", flops if is_news else 1e9),)}
+    assert len({node.work for job in wire.jobs for node in job.cluster.nodes}) == 2 + is_news
+
+
+def test_what_is_measured_again_and_is_disturbed_is_left_for_the_next_time(monkeypatch):
+    monkeypatch.setattr(profiling, "STALE_S", 60.0)
+    wire = ready_wire("a")
+    assert measured_in_the_background(wire, 1e9) == {"a"}
+    wire.settle_for(60.0 + IDLE_S)
+    assert measuring(wire) == {"a": "Measure"}
+    wire.run()
+    wire.wait(0.2)
+    assert measuring(wire) == {}
+    wire.settle()
+    wire.settle_for(50.0)
+    assert measuring(wire) == {}
 
 
 def test_an_answer_to_something_else_changes_nothing():
