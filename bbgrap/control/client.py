@@ -106,8 +106,8 @@ class ClientMachine:
         for entry in self.calls.values():
             entry.there_by, entry.takes_s = min(entry.there_by, now), 0.0
 
-    def receiving(self, now: float) -> None:
-        """Note that bytes have come: what is on a slow or far way, or a handshake, is no silence."""
+    def moving(self, now: float) -> None:
+        """Note that bytes have come or arrived there: what is on a slow or far way, or a handshake, is no silence."""
         self._heard = now
 
     def received(self, answer: ClientAnswer, now: float) -> list[ClientInstruction]:

@@ -17,6 +17,7 @@ from bbgrap.control.coordinator_events import RoutingId
 from bbgrap.control.coordinator_instructions import CoordinatorInstruction, Log, ToAgent
 from bbgrap.control.coordinator_settings import Settings
 from bbgrap.control.saved_state import SavedState
+from bbgrap.control.send_window import PIECES, SendWindow
 from bbgrap.graph.types import Array, TensorType
 from bbgrap.protocol.addresses import host_of, place_of
 from bbgrap.protocol.limits import MAX_CHUNK_BYTES, MOST_FAR_S, ROUND_TRIPS
@@ -36,13 +37,6 @@ QUIET_S = 0.25
 BUSY_OVER_S = 1.0
 """Over how long it is measured how busy an agent is."""
 
-FLYING_S = 0.5
-"""Weights on their way to one agent that it has not acknowledged are at most what it takes in within this and two round trips: requests,
-and whatever else it is told, wait behind them in the queues of the way. Chosen."""
-RATED_OVER_S = 0.25
-"""Over how long it is measured how fast an agent takes weights in, at least, and until half of what may be on its way has arrived."""
-FIRST_WINDOW_BYTES, LEAST_WINDOW_BYTES, WINDOW_BYTES = 1 << 18, 1 << 16, 16 << 20
-"""What is on its way before that is known, and the bounds of what is then; the upper one keeps a 10 Gb/s link busy over 10 ms."""
 WINDOW_CHUNKS = 64
 MAX_REMEMBERED = 1024
 """Nodes of which something is kept by name; beyond, nothing of those that are gone: machines may have another name at each start."""
@@ -108,10 +102,8 @@ class Member:
     """Bytes of weights that it has of those that are being sent; 0 once it has all."""
     to_feed: int = 0
     """Their total."""
-    _window: int = FIRST_WINDOW_BYTES
+    _window: SendWindow = field(default_factory=SendWindow)
     """How many bytes of weights may be on their way."""
-    _rated: tuple[float, int] = (0.0, 0)
-    """Since when it is measured how fast weights arrive, and the bytes that have since then."""
     _batches: int = 0
 
     def is_quiet(self, now: float) -> bool:
@@ -157,7 +149,7 @@ class Member:
         """
         self._batches += 1
         if not self.outgoing:
-            self._rated = self.heard, 0
+            self._window.begin(self.heard)
         for digest in digests:
             if digest in weights:
                 before, now = self.outgoing.get(digest), _Outgoing(types[digest], encode_array(weights[digest]), self._batches)
@@ -186,20 +178,11 @@ class Member:
             before = entry.acknowledged
             entry.acknowledged = min(max(entry.acknowledged, received), len(entry.content))
             self.fed += entry.acknowledged - before
-            self._rate(entry.acknowledged - before)
+            self._window.arrived(entry.acknowledged - before, self.heard, (self.far_s or 0.0) / ROUND_TRIPS)
             entry.sent = max(entry.sent, entry.acknowledged)  # it kept what came before a break: go on from there
             if entry.started and entry.acknowledged == len(entry.content):
                 del self.outgoing[digest]
         return self.pump()
-
-    def _rate(self, arrived: int) -> None:
-        """Let as much be on its way as arrives within `FLYING_S` and two round trips."""
-        since, total = self._rated[0], self._rated[1] + arrived
-        self._rated = since, total
-        if self.heard - since >= RATED_OVER_S and total >= self._window // 2:
-            flying_s = FLYING_S + 2 * (self.far_s or 0.0) / ROUND_TRIPS
-            self._window = min(max(LEAST_WINDOW_BYTES, round(total / (self.heard - since) * flying_s)), WINDOW_BYTES)
-            self._rated = self.heard, 0
 
     def pump(self) -> list[CoordinatorInstruction]:
         """Send chunks until the window is full."""
@@ -210,9 +193,9 @@ class Member:
         done: list[CoordinatorInstruction] = []
         for digest, entry in self.outgoing.items():
             while not entry.started or entry.sent < len(entry.content):
-                if flying >= self._window or count >= WINDOW_CHUNKS:
+                if flying >= self._window.bytes or count >= WINDOW_CHUNKS:
                     return done
-                chunk = entry.content[entry.sent : entry.sent + min(MAX_CHUNK_BYTES, self._window // 4)]
+                chunk = entry.content[entry.sent : entry.sent + min(MAX_CHUNK_BYTES, self._window.bytes // PIECES)]
                 done.append(ToAgent(self.identity, WeightChunk(digest, entry.type, entry.sent, len(entry.content), (chunk,))))
                 count += not entry.started
                 entry.started = True

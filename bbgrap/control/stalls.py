@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 
 from bbgrap.control.loading import Loading
-from bbgrap.control.membership import FLYING_S, Member
+from bbgrap.control.membership import Member
 from bbgrap.control.plans import ServedPlan, Variant
 from bbgrap.control.request import Request
+from bbgrap.control.send_window import FLYING_S
 from bbgrap.protocol.tensors import given_bytes
 
 STUCK_S = 0.3

@@ -292,8 +292,8 @@ class Calls:
                 with self._mutex:
                     if self._control.was_broken():
                         self._machine.broken(now)
-                    if self._control.has_received():
-                        self._machine.receiving(now)
+                    if self._control.has_received() | self._control.has_delivered():
+                        self._machine.moving(now)
             if not ready.isdisjoint(self._polled):
                 self._receive(number, now)
             if self._wakeups.fileno() in ready:

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import hashlib
 import os
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from io import BufferedReader
 from pathlib import Path
 
+from bbgrap.control.send_window import PIECES, SendWindow
 from bbgrap.control.uploads import offer_digest
 from bbgrap.errors import ModelChangedError, ModelError
 from bbgrap.protocol.client_messages import BRINGING, ModelChunk, ModelFile, ModelMissing, ModelStored, OfferModel, Progress
-from bbgrap.protocol.limits import MAX_CHUNK_BYTES, MAX_FILE_NAME_BYTES, MAX_FOLDERS, is_inner_name
+from bbgrap.protocol.limits import MAX_CHUNK_BYTES, MAX_FILE_NAME_BYTES, MAX_FOLDERS, MOST_FAR_S, ROUND_TRIPS, is_inner_name
 from bbgrap.session.calls import OnProgress
 from bbgrap.session.connection import Connection
 
-AHEAD = 4
-"""Pieces of a file that are on their way at once, of up to 1 MiB each. Chosen."""
+MOST_AHEAD = PIECES * MAX_CHUNK_BYTES
+"""Of a file that are on their way at once. Chosen."""
 
 
 class ModelFiles:
@@ -57,45 +59,51 @@ class ModelFiles:
         """
         self._described = self._described or tuple(self._describe(name) for name in self._names)
         digest = offer_digest(self._described)
-        offer = OfferModel(connection.number(), digest, self._described)
+        offer, began = OfferModel(connection.number(), digest, self._described), time.monotonic()
         missing = connection.try_call(offer, ModelMissing, timeout_s=left_s()).digests
         files = {file.digest: file for file in self._described if file.digest in missing}
         done, total = 0, sum(file.size for file in files.values())
+        round_trip_s, window = min(time.monotonic() - began, MOST_FAR_S / ROUND_TRIPS), SendWindow(most=MOST_AHEAD)
+        window.begin(time.monotonic())
 
-        def tell(received: int) -> None:
+        def tell(received: int, arrived: int) -> None:
+            window.arrived(arrived, time.monotonic(), round_trip_s)
             if on_progress is not None:
                 on_progress(Progress(offer.call, BRINGING, done + received, total))
 
         for file in files.values():
-            self._send(connection, file, left_s, tell)
+            self._send(connection, file, left_s, window, tell)
             done += file.size
         return digest
 
-    def _send(self, connection: Connection, file: ModelFile, left_s: Callable[[], float], tell: Callable[[int], None]) -> None:
-        """Send a file: while the coordinator stores a piece, the next ones are on their way."""
+    def _send(
+        self, connection: Connection, file: ModelFile, left_s: Callable[[], float], window: SendWindow, tell: Callable[[int, int], None]
+    ) -> None:
+        """Send a file: while the coordinator stores a piece, the next ones are on their way, no more than `window` allows."""
         flying: deque[tuple[ModelChunk, int]] = deque()
-        offset, complete = 0, False
+        offset, there, complete = 0, 0, False
         try:
             with self._open(file.name) as stream:
                 while not complete:
-                    while len(flying) < AHEAD and (offset < file.size or not flying):
-                        chunk = self._chunk(connection.number(), file, stream, offset)
+                    while not flying or (offset < file.size and offset - there <= window.bytes - window.bytes // PIECES):
+                        chunk = self._chunk(connection.number(), file, stream, offset, window.bytes // PIECES)
                         connection.begin(chunk, timeout_s=left_s())
                         offset += len(chunk.payload[0])
                         flying.append((chunk, offset))
                     chunk, end = flying.popleft()
                     answer = connection.answer_to(chunk, ModelStored, timeout_s=left_s())
                     complete = answer.complete
-                    tell(answer.received)
+                    tell(answer.received, max(0, answer.received - there))
+                    there = answer.received
                     if answer.received != end:  # something was lost, or stored by another: those that follow lie elsewhere
                         _forget(connection, flying)
                         offset = answer.received
         finally:
             _forget(connection, flying)
 
-    def _chunk(self, number: int, file: ModelFile, stream: BufferedReader, offset: int) -> ModelChunk:
+    def _chunk(self, number: int, file: ModelFile, stream: BufferedReader, offset: int, size: int) -> ModelChunk:
         stream.seek(offset)
-        content = stream.read(min(MAX_CHUNK_BYTES, file.size - offset))
+        content = stream.read(min(size, MAX_CHUNK_BYTES, file.size - offset))
         if not content and file.size:
             raise ModelChangedError(
                 f"model: '{self._path_of(file.name)}' had {file.size} bytes, now {offset}; it changed while it was sent"

@@ -27,6 +27,8 @@ _CONNECT_S = 1.0
 
 _NONE = -1
 """The descriptor of no connection."""
+_DELIVERS_BYTES = 4 << 10
+"""More than questions after calls take, between two looks. Chosen."""
 
 
 class ControlClient:
@@ -88,7 +90,7 @@ class ControlClient:
         socket.reconnect_ivl = 100
         socket.reconnect_ivl_max = 400  # else it comes seconds after its coordinator
         self._failures, self._refused, self._has_tried = 0, "", False
-        self._connection, self._received = _NONE, 0
+        self._connection, self._received, self._delivered = _NONE, 0, 0
         self._monitor = socket.get_monitor_socket(FAILED | zmq.EVENT_DISCONNECTED | _TRIES)
         try:
             socket.connect(self._addresses.current)
@@ -126,6 +128,15 @@ class ControlClient:
         before, self._received = self._received, facts_by(self._connection).received
         return self._received > before
 
+    def has_delivered(self) -> bool:
+        """Whether much has arrived there since this was asked last: the other side may not have a large message yet.
+
+        A process that does not read takes no more than its system holds for it.
+        """
+        self._look()
+        before, self._delivered = self._delivered, facts_by(self._connection).acknowledged or 0
+        return self._delivered - before > _DELIVERS_BYTES
+
     @property
     def far_s(self) -> float:
         """How long a first answer may be on its way alone, in seconds; 0 without a connection, or where the system does not tell."""
@@ -138,7 +149,7 @@ class ControlClient:
             event, value, address = read_monitor(self._monitor)
             self._has_tried = True
             if event == zmq.EVENT_DISCONNECTED:
-                self._broken, self._connection, self._received = True, _NONE, 0
+                self._broken, self._connection, self._received, self._delivered = True, _NONE, 0, 0
             self._failures += was_closed(event, value)
             if event == zmq.EVENT_CONNECT_RETRIED:
                 self._addresses.failed(address)

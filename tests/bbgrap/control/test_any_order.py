@@ -160,7 +160,7 @@ def test_an_answer_that_is_still_coming_is_no_silence():
     machine = cm.ClientMachine("tcp://h:1")
     machine.call(c.ListNodes(1), 0.0)
     for now in range(1, 40):
-        machine.receiving(now)
+        machine.moving(now)
         assert asked(machine.tick(now)) == [cm.ToCoordinator]
     assert asked(machine.tick(43)) == [cm.Reconnect, cm.ToCoordinator]
 

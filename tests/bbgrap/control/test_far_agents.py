@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from bbgrap.control.links import TRIAL_S
-from bbgrap.control.membership import FLYING_S
+from bbgrap.control.send_window import FLYING_S
 from bbgrap.control.stalls import STALLED_S
 from bbgrap.graph.types import DType, TensorType
 from bbgrap.protocol.limits import MOST_FAR_S, ROUND_TRIPS
