@@ -24,6 +24,9 @@ from bbgrap.report.plan_report import report_of
 LEAST_SHARE = 0.5
 """Part of all shares that the nodes with room for the whole model must have, for a stream to be run by them alone; with less, a plan over
 all nodes is assumed to do more in spite of its exchanges. Chosen: plans of two nodes reach 1.4 to 1.5 times one node (decision 6)."""
+HOPELESS = 1.5
+"""A plan that is predicted to take so many times as long as the best is not sent to the nodes to be timed: over a slow link its weights
+are minutes of traffic. Chosen: above what other programs do to predictions."""
 
 
 def serves_streams(options: PlanOptions) -> bool:
@@ -42,18 +45,26 @@ def beside(forecast: Forecast, planned: PlannedVariant) -> tuple[tuple[PlannedVa
     needed = [planned.report["memory_bytes"][node.name] for node in forecast.compiled.plan.cluster.nodes]
     for name, plan in _others(forecast, forecast.best_single(needed)):
         variant = _planned(name, plan, program.transfers, program.dictionary_devices)
-        if not lacks_of((*variants, variant), plan.cluster):
+        if not _is_known(variant, variants) and not lacks_of((*variants, variant), plan.cluster):
             variants.append(variant)
             plans.append(plan)
     return tuple(zip(variants[1:], plans[1:], strict=True))
 
 
+def _is_known(variant: PlannedVariant, others: Sequence[PlannedVariant]) -> bool:
+    """Whether all that is left of a plan is one node that others have already, as where links are slow."""
+    used = [device.takes_part for device in variant.artifacts.devices]
+    return sum(used) == 1 and any([device.takes_part for device in other.artifacts.devices] == used for other in others)
+
+
 def _others(forecast: Forecast, best: int | None) -> Iterator[tuple[str, Plan]]:
     """Yield the best single node, the next best plan, and the best one of another planner: plans that grew from one candidate err alike."""
-    plan, tried = forecast.compiled.plan, False
+    plan, found, tried = forecast.compiled.plan, forecast.found, False
     if best is not None and plan.devices_used != (best,):
         yield f"single on {plan.cluster.nodes[best].name}", plan_whole(forecast.graph_of_one, plan.cluster, best)
-    for candidate in forecast.found.candidates if forecast.found else ():
+    for candidate in found.candidates if found else ():
+        if found and candidate.score.value > HOPELESS * found.score.value:
+            return
         other = Plan(AUTO, plan.graph, plan.cluster, candidate.tiles)
         if len(other.devices_used) > 1 and other.tiles != plan.tiles and (candidate.is_plain or not tried):
             tried = True

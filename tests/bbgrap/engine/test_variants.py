@@ -71,6 +71,16 @@ def test_a_plan_over_several_nodes_is_tried_against_the_best_one() -> None:
     assert re.fullmatch(r"planner '[a-z-]+'|[a-z]+ over all nodes", plans[-1].name), "the last one is another planner's own"
 
 
+@pytest.mark.usefixtures("without_a_clock")
+@pytest.mark.parametrize(("bytes_s", "sent"), [(2.5e6, False), (1.25e9, True)])
+def test_what_is_predicted_to_lose_by_far_is_not_sent_to_be_timed(bytes_s: float, sent: bool) -> None:
+    """Over 18 Mbit/s a plan of 23 ms was, where one node takes 8; and a copy of the one node's, by another name."""
+    cluster = Cluster((NodeProfile("a"), NodeProfile("b")), Network(Link(bytes_s, 3e-3 if bytes_s < 1e8 else 2e-5), coordinator_on="a"))
+    variants = prepare(materialize("mobilenet_v2"), {"input": (1, 3, 224, 224)}, cluster, replace(AUTO, search_seconds=0.5))
+    assert any(variant.artifacts.devices[1].takes_part for variant in variants) == sent
+    assert (len(variants) > 1) == sent
+
+
 @pytest.mark.parametrize("options", [PlanOptions(), PlanOptions(planner="single"), PlanOptions(objective="throughput")])
 def test_who_names_a_planner_gets_its_plan_and_nothing_else(options: PlanOptions) -> None:
     assert len(prepare(materialize("tiny"), SHAPES, Cluster.even(2), options)) == 1
