@@ -110,6 +110,10 @@ class Member:
         """Whether heartbeats are missing: it may be gone."""
         return now - self.heard > QUIET_S
 
+    def silent_s(self, now: float) -> float:
+        """Return for how many seconds neither a heartbeat has come nor anything else has moved."""
+        return now - max(self.heard, self.idle_since)
+
     def was_ended_loading(self, epoch: int) -> bool:
         """Whether its latest worker that ended by what it did loaded an epoch then; its connections broke with it, for no other reason."""
         return self.worker_lost is not None and self.worker_lost.loading == epoch and self.worker_lost.ended_by.guilty
@@ -309,12 +313,12 @@ class Members:
                 member.idle_since = now
 
     def silent(self, now: float) -> list[Member]:
-        """The agents that were not heard for too long."""
-        return [member for member in self.alive() if now - member.heard > DEAD_AFTER_S]
+        """The agents that were not heard for too long: of whom tensors come, heartbeats may wait behind them in the queues of the way."""
+        return [member for member in self.alive() if member.silent_s(now) > DEAD_AFTER_S]
 
     def dead(self, now: float) -> list[Member]:
         """Those of them that are taken for dead."""
-        return [member for member in self.silent(now) if now - member.heard > member.dead_after_s]
+        return [member for member in self.silent(now) if member.silent_s(now) > member.dead_after_s]
 
     def remove(self, member: Member) -> None:
         """Take an agent out."""

@@ -95,3 +95,16 @@ def test_what_was_tried_while_one_end_stalled_says_nothing_of_the_link(wire, who
     (peer,) = told.message.peers
     wire.to_coordinator(ce.FromPeer(told.identity, m.LinksTried(told.message.trial, (peer.device,))))
     assert not machine.links.apart
+
+
+def test_heartbeats_that_wait_behind_tensors_are_no_silence():
+    """An answer of 5 MB filled the queue of a way of 5 Mbit/s: its agent was lost while it sent, and the request ran again."""
+    wire = joined_wire("a")
+    wire.add_agent("b", fingerprint="fb")
+    wire.settle_for(1.0)
+    wire.agent("b").stopped, wire.moving = True, frozenset({"fb"})
+    wire.settle_for(1.6)
+    assert losses(wire) == 0
+    wire.moving = frozenset()
+    wire.settle_for(0.8)
+    assert losses(wire) == 1
