@@ -157,7 +157,8 @@ def measure_links(peers: Sequence[Peer], executor: Executor, check: Check) -> tu
         if (link := measure_link(peer, executor)) is not None:
             links.append(link)
         else:
-            _log.info("the link to '%s' is not measured: it gave no answer in time; plans take it for one of 1 Gbit/s", peer.name)
+            text = "it gave no answer in time; if it can be reached at all, plans take it for one of 1 Gbit/s"
+            _log.info("the link to '%s' is not measured: %s", peer.name, text)
     return tuple(links)
 
 
