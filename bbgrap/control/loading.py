@@ -396,7 +396,8 @@ class Loading:
         living = self.members.living(variant.parts) if told else []
         done: list[CoordinatorInstruction] = []
         for member in living:
-            wanted = {digest for other in self.of_member(member.name) for digest in other.parts[member.name].weight_types}
+            others = (other.parts[member.name] for other in self.of_member(member.name) if other.tracker.state != "waiting")
+            wanted = {digest for part in others for digest in part.weight_types}
             done += [ToAgent(member.identity, Release(variant.epoch)), *member.keep(wanted)]
         # Also of what was never hosted: on disk, what an earlier coordinator has left counts as loaded until then.
         done.append(HostRelease(variant.epoch))
