@@ -393,12 +393,10 @@ class Loading:
         if plan.timing is not None:
             plan.timing.forget(variant.epoch)
         self.touch(plan)
-        living = self.members.living(variant.parts) if told else []
         done: list[CoordinatorInstruction] = []
-        for member in living:
-            others = (other.parts[member.name] for other in self.of_member(member.name) if other.tracker.state != "waiting")
-            wanted = {digest for part in others for digest in part.weight_types}
-            done += [ToAgent(member.identity, Release(variant.epoch)), *member.keep(wanted)]
+        for member in self.members.living(variant.parts):
+            wanted = {digest for other in self.of_member(member.name) for digest in other.parts[member.name].weight_types}
+            done += [*([ToAgent(member.identity, Release(variant.epoch))] if told else []), *member.keep(wanted)]
         # Also of what was never hosted: on disk, what an earlier coordinator has left counts as loaded until then.
         done.append(HostRelease(variant.epoch))
         if any(other.job == variant.job for other in plan.variants) or (plan.is_standby and plan.planned):

@@ -173,6 +173,8 @@ def test_who_joins_again_hears_what_it_is_to_load():  # 330477: said while its c
     identity = wire.coordinator.members.by_name["a"].identity
     seen = told(wire, "a")
     wire.to_coordinator(ce.FromPeer(identity, introduction("a")))
+    (asked,) = [message for message in seen if isinstance(message, m.TryLinks)]
+    wire.say("a", m.LinksTried(asked.trial, ()))
     (deploy,) = [message for message in seen if isinstance(message, m.Deploy)]
     assert deploy.epoch in wire.coordinator.loading.by_epoch
 
@@ -303,6 +305,8 @@ def test_what_an_agent_has_lost_is_loaded_again_although_nobody_heard_of_it():  
     held = [v.epoch for v in wire.coordinator.loading.of_member("a") if v is not variant]
     wire.say("a", replace(introduction("a"), holds=tuple(held)))
     assert not variant.is_ready
+    (asked,) = [message for message in seen if isinstance(message, m.TryLinks)]
+    wire.say("a", m.LinksTried(asked.trial, ()))
     assert [message.epoch for message in seen if isinstance(message, m.Deploy)] == [variant.epoch]
     wire.settle()
     assert variant.is_ready
