@@ -394,9 +394,11 @@ class Loading:
             plan.timing.forget(variant.epoch)
         self.touch(plan)
         done: list[CoordinatorInstruction] = []
-        for member in self.members.living(variant.parts):
-            wanted = {digest for other in self.of_member(member.name) for digest in other.parts[member.name].weight_types}
-            done += [*([ToAgent(member.identity, Release(variant.epoch))] if told else []), *member.keep(wanted)]
+        for member in self.members.living(variant.parts) if told else ():
+            # Who was not told has not asked: of what is lost on the way, nobody would say so.
+            others = (other.parts[member.name] for other in self.of_member(member.name) if other.tracker.state != "waiting")
+            wanted = {digest for part in others for digest in part.weight_types}
+            done += [ToAgent(member.identity, Release(variant.epoch)), *member.keep(wanted)]
         # Also of what was never hosted: on disk, what an earlier coordinator has left counts as loaded until then.
         done.append(HostRelease(variant.epoch))
         if any(other.job == variant.job for other in plan.variants) or (plan.is_standby and plan.planned):

@@ -92,10 +92,11 @@ def test_what_is_wanted_by_nobody_any_more_is_not_sent():
     assert set(member.outgoing) == {digest, "other"}
     loading = wire.coordinator.loading
     first, *others = loading.of_member("a")
-    again = loading.add(first.plan, first.planned, first.nodes, first.job, first.world, wire.now)
+    again, waiting = (loading.add(first.plan, first.planned, first.nodes, first.job, first.world, wire.now) for _ in range(2))
+    again.tracker.move("load")
     for variant in (first, *others):
         loading.release(variant)
     assert set(member.outgoing) == {digest}  # the next one wants it, too
-    again.tracker.move("load")
     loading.release(again)
+    assert waiting in loading.of_member("a")  # which has not asked
     assert (member.outgoing, member.fed, member.to_feed) == ({}, 0, 0)

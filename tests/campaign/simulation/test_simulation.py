@@ -31,6 +31,7 @@ FAILED_ONCE = (
     38026156,
     38051316,
     38154321,
+    38166544,
     43065412,
 )
 """A run that verifies a request lost its message, and kept a plan from serving for half a minute; a request that was taken back lost its
