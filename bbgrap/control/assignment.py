@@ -100,7 +100,7 @@ class RequestAssigner:
         mine, copies = self._without_aside(mine, copies)
         leaves = bool(mine) and (answer_more_at_once(len(copies), plan) or self._is_compared(plan, request, copies))
         if mine and not leaves and (request.interruptions + request.broken < MAX_DEATHS or not has_copies):
-            queue = plan.policy.choose([variant.queue for variant in mine], now)
+            queue = plan.policy.choose([variant.queue for variant in mine], now, tries=not request.message.record)
             return next((variant for variant in mine if variant.queue is queue), None)
         free = [v for v in copies if v.queue.has_room]
         loading = self._loading.loading_agents if len(free) > 1 else frozenset[str]()
@@ -113,8 +113,8 @@ class RequestAssigner:
         return min(free, key=cost, default=None)
 
     def _is_compared(self, plan: ServedPlan, request: Request, copies: Sequence[Variant]) -> bool:
-        """Whether a request runs on the standby, alone, to see whether the plan is still faster."""
-        is_free = bool(copies) and request.sequence is None and not self._loading.is_anything_running
+        """Whether a request runs on the standby, alone, to see whether the plan is still faster; one that is traced shows what serves."""
+        is_free = bool(copies) and request.sequence is None and not request.message.record and not self._loading.is_anything_running
         return is_free and plan.trial.is_turn_of_standby()
 
     def _without_aside(self, mine: list[Variant], copies: list[Variant]) -> tuple[list[Variant], list[Variant]]:

@@ -158,10 +158,10 @@ class LowestLatency:
         if self.serving == before:
             self.serving = after
 
-    def choose(self, queues: Sequence[InFlightQueue], now: float) -> InFlightQueue | None:
+    def choose(self, queues: Sequence[InFlightQueue], now: float, *, tries: bool = True) -> InFlightQueue | None:
         """Return the serving variant; during a comparison, now and then the least tried of the others, if nothing else is in flight.
 
-        The variants that take requests are those of `queues`, one at least.
+        The variants that take requests are those of `queues`, one at least; with `tries` false this one takes no part in a comparison.
         """
         self._open = [queue.epoch for queue in queues]
         epoch = self.best(self._open)
@@ -172,7 +172,7 @@ class LowestLatency:
             self._again_s = min(LATEST_AGAIN_S, 2 * self._again_s)
             self._compare()
         mine = next(queue for queue in queues if queue.epoch == epoch)
-        if self._trial is not None and not any(queue.running for queue in queues):
+        if tries and self._trial is not None and not any(queue.running for queue in queues):
             self._turn += 1
             others = [queue for queue in queues if queue is not mine and queue.epoch in self._compared]
             if others and self._turn % self._share == 0:
@@ -282,11 +282,12 @@ class LeastFinishTime:
         """Go by predicted times until there are measured ones, in seconds by epoch."""
         self._predicted = predicted
 
-    def choose(self, queues: Sequence[InFlightQueue], now: float) -> InFlightQueue | None:
+    def choose(self, queues: Sequence[InFlightQueue], now: float, *, tries: bool = True) -> InFlightQueue | None:
         """Return the variant that is predicted to end one more request first; if it is full, an idle one, or none.
 
         A busy slow variant gets its next request when its own is nearly done: earlier, and the end of a stream would wait for it.
         """
+        del tries
         best = min(queues, key=lambda queue: (self._ends(queue, now), not queue.has_room))
         if best.has_room:
             return best

@@ -62,6 +62,17 @@ def test_timing_goes_in_turns_and_does_not_count_the_warm_up():
     assert timing.medians() == pytest.approx({PLAN: 1.0, SINGLE: 2.0})
 
 
+def test_what_is_traced_takes_no_part_in_a_comparison():
+    """A trace shows what serves; its requests were on several variants, and its user was told to trace again."""
+    known = {PLAN: 1.0, SINGLE: 2.0}
+    took = {}
+    for tries in (True, False):
+        policy, queues = started(known), [InFlightQueue(epoch, 4) for epoch in known]
+        policy.choose(queues, 0.0)
+        took[tries] = {policy.choose(queues, AGAIN_S, tries=tries).epoch for _ in range(60)}
+    assert took == {True: {PLAN, SINGLE}, False: {PLAN}}
+
+
 def test_a_burst_of_disturbance_does_not_decide():
     """The plan is the fastest, but disturbed in three of its turns."""
     timing = Timing([PLAN, SINGLE], NOTHING, until=100.0)
