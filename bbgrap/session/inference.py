@@ -46,9 +46,6 @@ from bbgrap.session.signature import Signature
 from bbgrap.session.state_pairs import StateOption, pairs_of
 from bbgrap.session.temporary import folder_of
 
-_TRACES = 3
-"""So often is traced where requests ran on several variants, as some do while these are compared. Chosen: that ends within two."""
-
 
 class InferenceSession(OrtSurface):
     """A model on a cluster: what onnxruntime has of it is here and in `OrtSurface`, what the coordinator knows of it in `RemoteModel`."""
@@ -244,25 +241,19 @@ class InferenceSession(OrtSurface):
     def trace(self, input_feed: Mapping[str, Any], runs: int = 5) -> Trace:
         """Run the model some times, one after the other, and return when every agent and the coordinator did what.
 
-        It raises what `run` does, and ExecutionError if what serves changed each time; tracing again is harmless.
+        It raises what `run` does, and ExecutionError if the agents changed meanwhile; tracing again is harmless.
         """
         if runs < 1:
             raise UsageError(f"trace: expected at least one run, got {runs}")
         self._check_stateless("run_recorded")
         model = self._fitting(input_feed)
         feeds = model.signature.check_feed(input_feed)
-        shapes = {arg.name: feed.shape for arg, feed in zip(model.signature.inputs, feeds, strict=True)}
-        for _ in range(_TRACES):
-            prepared = model.prepare(shapes)
-            model.answer(feeds)  # the first request after a pause finds caches and processors asleep
-            results = [model.answer(feeds, record=True) for _ in range(runs)]
-            epoch = (model.plan or prepared).epoch
-            if all(result.epoch == epoch for result in results):
-                break
-        else:
-            raise ExecutionError(
-                f"model '{self._name}': other variants served, or it was planned anew, each time it was traced; trace again"
-            )
+        prepared = model.prepare({arg.name: feed.shape for arg, feed in zip(model.signature.inputs, feeds, strict=True)})
+        model.answer(feeds)  # the first request after a pause finds caches and processors asleep
+        results = [model.answer(feeds, record=True) for _ in range(runs)]
+        plan = model.plan or prepared
+        if any(result.epoch != plan.epoch for result in results):
+            raise ExecutionError(f"model '{self._name}': it was planned anew while it was traced; trace again")
         if not all(result.devices for result in results):
             raise ExecutionError(f"model '{self._name}': an agent has not told in time when it did what; trace again")
         outputs = outputs_of(results[-1], model.signature, model.signature.choose_outputs(None), self._name)
