@@ -6,6 +6,7 @@ Only planner `auto` (and, for streams, `single`) gets others than its own plan. 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import takewhile
 
 from bbgrap.auto.forecast import Forecast
 from bbgrap.cluster import Cluster
@@ -59,12 +60,12 @@ def _is_known(variant: PlannedVariant, others: Sequence[PlannedVariant]) -> bool
 
 def _others(forecast: Forecast, best: int | None) -> Iterator[tuple[str, Plan]]:
     """Yield the best single node, the next best plan, and the best one of another planner: plans that grew from one candidate err alike."""
-    plan, found, tried = forecast.compiled.plan, forecast.found, False
+    plan, tried = forecast.compiled.plan, False
     if best is not None and plan.devices_used != (best,):
         yield f"single on {plan.cluster.nodes[best].name}", plan_whole(forecast.graph_of_one, plan.cluster, best)
-    for candidate in found.candidates if found else ():
-        if found and candidate.score.value > HOPELESS * found.score.value:
-            return
+    if (found := forecast.found) is None:
+        return
+    for candidate in takewhile(lambda candidate: candidate.score.value <= HOPELESS * found.score.value, found.candidates):
         other = Plan(AUTO, plan.graph, plan.cluster, candidate.tiles)
         if len(other.devices_used) > 1 and other.tiles != plan.tiles and (candidate.is_plain or not tried):
             tried = True

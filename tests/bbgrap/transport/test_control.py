@@ -47,39 +47,39 @@ def test_messages_go_both_ways_and_the_identity_survives_a_new_connection(contex
 
 @pytest.mark.skipif(sys.platform != "linux", reason="others do not tell")
 def test_a_client_knows_that_a_message_is_coming_before_it_is_there(context):
-    server = ControlServer(context, "tcp://127.0.0.1:0")
-    with socket.create_server(("127.0.0.1", 0)) as way, ControlClient(context, f"tcp://127.0.0.1:{way.getsockname()[1]}") as client:
-        client.send([b"hello"])
-        ours, theirs = way.accept()[0], socket.create_connection(server_at(server))
-        with ours, theirs:
-            carry = partial(carried, ours, theirs)
-            identity, _ = until(lambda: carry(1 << 20) and server.receive())
-            until(lambda: carry(1 << 20) and not client.has_received())
-            server.send(identity, [bytes(8 << 20)])
-            for _ in range(20):
-                until(lambda: carry(64 << 10) and client.has_received())
-                assert client.receive() is None
-            assert 0 < client.far_s < 1
-    server.close()
+    with on_a_way(context) as (server, client, carry):
+        identity, _ = until(lambda: carry(1 << 20) and server.receive())
+        until(lambda: carry(1 << 20) and not client.has_received())
+        server.send(identity, [bytes(8 << 20)])
+        for _ in range(20):
+            until(lambda: carry(64 << 10) and client.has_received())
+            assert client.receive() is None
+        assert 0 < client.far_s < 1
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="others do not tell")
 def test_a_client_knows_that_a_message_is_still_on_its_way_there(context):
     """Over 5 Mbit/s the connection was opened anew while an input of 5 MB was nearly there, and it came twice."""
+    with on_a_way(context) as (server, client, carry):
+        until(lambda: carry(1 << 20) and server.receive())
+        until(lambda: carry(1 << 20) and not client.has_delivered())
+        client.send([bytes(32 << 20)])
+        for _ in range(5):
+            until(lambda: carry(2 << 20) and client.has_delivered())
+            assert server.receive() is None
+        client.send([b"a question"])
+        until(lambda: not client.has_delivered())
+
+
+@contextmanager
+def on_a_way(context):
+    """Yield a server, a client that has sent it a message, and what carries bytes between them."""
     server = ControlServer(context, "tcp://127.0.0.1:0")
     with socket.create_server(("127.0.0.1", 0)) as way, ControlClient(context, f"tcp://127.0.0.1:{way.getsockname()[1]}") as client:
         client.send([b"hello"])
         ours, theirs = way.accept()[0], socket.create_connection(server_at(server))
         with ours, theirs:
-            carry = partial(carried, ours, theirs)
-            until(lambda: carry(1 << 20) and server.receive())
-            until(lambda: carry(1 << 20) and not client.has_delivered())
-            client.send([bytes(32 << 20)])
-            for _ in range(5):
-                until(lambda: carry(2 << 20) and client.has_delivered())
-                assert server.receive() is None
-            client.send([b"a question"])
-            until(lambda: not client.has_delivered())
+            yield server, client, partial(carried, ours, theirs)
     server.close()
 
 
