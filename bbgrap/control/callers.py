@@ -12,6 +12,7 @@ from bbgrap.control.plan_reports import prepared_answer
 from bbgrap.control.plans import ServedPlan, Variant
 from bbgrap.protocol.client_messages import FEEDING, Failed, Progress
 from bbgrap.protocol.faults import Fault
+from bbgrap.protocol.limits import ROUND_TRIPS
 
 CALLER_UNASKED_S = 60.0
 """How long a wait for a plan outlasts a client that does not ask after it. Chosen: its questions may wait behind large inputs."""
@@ -56,9 +57,9 @@ def callers_overdue(plan: ServedPlan, stage: str, now: float) -> list[Coordinato
 
 def fed(member: Member, digest: str, received: int, loading: Loading, members: Members) -> list[CoordinatorInstruction]:
     """Note that an agent has so much of a weight, and send it more; after some megabytes, tell those who wait for that."""
-    before = member.fed
-    done = member.acknowledge(digest, received)
-    if member.fed // _TOLD_BYTES == before // _TOLD_BYTES:
+    before = member.weights.fed
+    done = member.weights.acknowledge(digest, received, member.heard, (member.far_s or 0.0) / ROUND_TRIPS)
+    if member.weights.fed // _TOLD_BYTES == before // _TOLD_BYTES:
         return done
     plans = {variant.plan: None for variant in loading.of_member(member.name) if member.name in variant.pending}
     return [*done, *(instruction for plan in plans for instruction in progress(plan, members))]
@@ -78,8 +79,8 @@ def stage_of(plan: ServedPlan, members: Members) -> tuple[str, int, int]:
     if plan.job is not None or not newest:
         return "planning", 0, 1
     feeding = members.living({name for variant in newest for name in variant.pending})
-    if to_feed := sum(member.to_feed for member in feeding):
-        return FEEDING, sum(member.fed for member in feeding), to_feed
+    if to_feed := sum(member.weights.to_feed for member in feeding):
+        return FEEDING, sum(member.weights.fed for member in feeding), to_feed
     total = sum(len(variant.parts) for variant in newest)
     return "measuring" if plan.timing is not None else "deploying", total - sum(_left(variant) for variant in newest), total
 

@@ -217,7 +217,7 @@ class Loading:
         wanted = [d for d in digests if d in types]
         size = sum(types[d].nbytes for d in wanted)
         log = Log(f"epoch {epoch} sends weights to '{member.name}': {len(wanted)} slices, {size:,} bytes", node=member.name, epoch=epoch)
-        return [log, *member.feed(wanted, variant.planned.artifacts.weights, types)]
+        return [log, *member.weights.send(wanted, variant.planned.artifacts.weights, types, now)]
 
     def progressed(self, member: Member, now: float) -> None:
         """Note that an agent takes in weights: what is still loading on it is neither stuck nor too slow."""
@@ -398,7 +398,7 @@ class Loading:
             # Who was not told has not asked: of what is lost on the way, nobody would say so.
             others = (other.parts[member.name] for other in self.of_member(member.name) if other.tracker.state != "waiting")
             wanted = {digest for part in others for digest in part.weight_types}
-            done += [ToAgent(member.identity, Release(variant.epoch)), *member.keep(wanted)]
+            done += [ToAgent(member.identity, Release(variant.epoch)), *member.weights.keep(wanted)]
         # Also of what was never hosted: on disk, what an earlier coordinator has left counts as loaded until then.
         done.append(HostRelease(variant.epoch))
         if any(other.job == variant.job for other in plan.variants) or (plan.is_standby and plan.planned):

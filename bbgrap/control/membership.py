@@ -1,12 +1,12 @@
-"""The agents of a coordinator: who has joined, who lives, and what is on its way to each.
+"""The agents of a coordinator: who has joined, and who lives.
 
 Laws: a name belongs to one living agent; an agent that was silent for its `dead_after_s` is gone and must join again.
 """
 
 from __future__ import annotations
 
-from collections import Counter, deque
-from collections.abc import Collection, Iterable, Mapping, MutableMapping
+from collections import deque
+from collections.abc import Collection, Iterable, MutableMapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -17,12 +17,10 @@ from bbgrap.control.coordinator_events import RoutingId
 from bbgrap.control.coordinator_instructions import CoordinatorInstruction, Log, ToAgent
 from bbgrap.control.coordinator_settings import Settings
 from bbgrap.control.saved_state import SavedState
-from bbgrap.control.send_window import PIECES, SendWindow
-from bbgrap.graph.types import Array, TensorType
+from bbgrap.control.weight_feed import WeightFeed
 from bbgrap.protocol.addresses import host_of, place_of
-from bbgrap.protocol.limits import MAX_CHUNK_BYTES, MOST_FAR_S, ROUND_TRIPS
-from bbgrap.protocol.messages import BytesLike, Heartbeat, Join, Peer, Refused, WeightChunk, Welcome, WorkerLost
-from bbgrap.protocol.tensors import encode_array
+from bbgrap.protocol.limits import MOST_FAR_S, ROUND_TRIPS
+from bbgrap.protocol.messages import Heartbeat, Join, Peer, Refused, Welcome, WorkerLost
 
 HEARTBEAT_S = 0.1
 """How often agents are asked to give a sign of life."""
@@ -37,7 +35,6 @@ QUIET_S = 0.25
 BUSY_OVER_S = 1.0
 """Over how long it is measured how busy an agent is."""
 
-WINDOW_CHUNKS = 64
 MAX_REMEMBERED = 1024
 """Nodes of which something is kept by name; beyond, nothing of those that are gone: machines may have another name at each start."""
 MAX_ENDED = 256
@@ -45,23 +42,8 @@ MAX_ENDED = 256
 
 
 @dataclass(slots=True)
-class _Outgoing:
-    """A weight on its way: bytes sent and acknowledged so far, and with which others it was asked for."""
-
-    type: TensorType
-    content: BytesLike
-    batch: int
-    sent: int = 0
-    acknowledged: int = 0
-    started: bool = False
-
-
-@dataclass(slots=True)
 class Member:
-    """An agent that has joined.
-
-    Invariants: `outgoing` holds the weights that it asked for and has not acknowledged to the end.
-    """
+    """An agent that has joined."""
 
     identity: RoutingId
     join: Join
@@ -93,18 +75,16 @@ class Member:
     """Whether its new worker has not yet loaded all that the lost one had."""
     worker_lost: WorkerLost | None = None
     """What it has said of the end of its latest worker: what comes twice has happened once."""
-    outgoing: dict[str, _Outgoing] = field(default_factory=dict)
+    weights: WeightFeed = field(init=False)
+    """What is on its way to it."""
     busy: float = 0.0
     """The part of the last second in which its worker computed, 0 to 1."""
     _measured: tuple[float, float] = (float("-inf"), 0.0)
     """When that was found out last, and how long it had computed then."""
-    fed: int = 0
-    """Bytes of weights that it has of those that are being sent; 0 once it has all."""
-    to_feed: int = 0
-    """Their total."""
-    _window: SendWindow = field(default_factory=SendWindow)
-    """How many bytes of weights may be on their way."""
-    _batches: int = 0
+
+    def __post_init__(self) -> None:
+        """Nothing is on its way yet."""
+        self.weights = WeightFeed(self.identity)
 
     def is_quiet(self, now: float) -> bool:
         """Whether heartbeats are missing: it may be gone."""
@@ -145,67 +125,6 @@ class Member:
     def machine(self) -> str:
         """The host of its address: agents that have the same one share a machine."""
         return host_of(self.join.data_address)
-
-    def feed(self, digests: Iterable[str], weights: Mapping[str, Array], types: Mapping[str, TensorType]) -> list[CoordinatorInstruction]:
-        """Send these weights, from their beginnings, and of what was asked for together first that of which least is left.
-
-        Unknown digests are left out.
-        """
-        self._batches += 1
-        if not self.outgoing:
-            self._window.begin(self.heard)
-        for digest in digests:
-            if digest in weights:
-                before, now = self.outgoing.get(digest), _Outgoing(types[digest], encode_array(weights[digest]), self._batches)
-                if before is None:
-                    self.to_feed += len(now.content)
-                else:
-                    self.fed -= before.acknowledged
-                self.outgoing[digest] = now
-        left = Counter[int]()
-        for entry in self.outgoing.values():
-            left[entry.batch] += len(entry.content) - entry.acknowledged
-        self.outgoing = dict(sorted(self.outgoing.items(), key=lambda item: (left[item[1].batch], item[1].batch)))
-        return self.pump()
-
-    def keep(self, wanted: Collection[str]) -> list[CoordinatorInstruction]:
-        """Send no more of the weights that are not among these."""
-        for digest in [digest for digest in self.outgoing if digest not in wanted]:
-            entry = self.outgoing.pop(digest)
-            self.fed, self.to_feed = self.fed - entry.acknowledged, self.to_feed - len(entry.content)
-        return self.pump()
-
-    def acknowledge(self, digest: str, received: int) -> list[CoordinatorInstruction]:
-        """Note that the first bytes of a weight arrived, and send more."""
-        entry = self.outgoing.get(digest)
-        if entry is not None:
-            before = entry.acknowledged
-            entry.acknowledged = min(max(entry.acknowledged, received), len(entry.content))
-            self.fed += entry.acknowledged - before
-            self._window.arrived(entry.acknowledged - before, self.heard, (self.far_s or 0.0) / ROUND_TRIPS)
-            entry.sent = max(entry.sent, entry.acknowledged)  # it kept what came before a break: go on from there
-            if entry.started and entry.acknowledged == len(entry.content):
-                del self.outgoing[digest]
-        return self.pump()
-
-    def pump(self) -> list[CoordinatorInstruction]:
-        """Send chunks until the window is full."""
-        if not self.outgoing:
-            self.fed = self.to_feed = 0
-        open_entries = [entry for entry in self.outgoing.values() if entry.started]
-        flying, count = sum(e.sent - e.acknowledged for e in open_entries), len(open_entries)
-        done: list[CoordinatorInstruction] = []
-        for digest, entry in self.outgoing.items():
-            while not entry.started or entry.sent < len(entry.content):
-                if flying >= self._window.bytes or count >= WINDOW_CHUNKS:
-                    return done
-                chunk = entry.content[entry.sent : entry.sent + min(MAX_CHUNK_BYTES, self._window.bytes // PIECES)]
-                done.append(ToAgent(self.identity, WeightChunk(digest, entry.type, entry.sent, len(entry.content), (chunk,))))
-                count += not entry.started
-                entry.started = True
-                entry.sent += len(chunk)
-                flying += len(chunk)
-        return done
 
 
 class Members:

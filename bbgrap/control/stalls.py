@@ -103,7 +103,7 @@ def _on_its_way_s(request: Request, variant: Variant, there: Sequence[Member]) -
     """
     if request.sequence is not None and request.sequence.arriving_bytes:
         return request.sequence.arriving_bytes / SLOWEST_FOR_STATE
-    behind_weights_s = 2 * FLYING_S if any(member.outgoing for member in there) else 0.0
+    behind_weights_s = 2 * FLYING_S if any(member.weights.outgoing for member in there) else 0.0
     return behind_weights_s + (0.0 if variant.usual_s else request.bytes / SLOWEST_LINK + _far_s(there))
 
 

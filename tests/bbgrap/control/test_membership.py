@@ -8,6 +8,7 @@ from bbgrap.cluster.types import AGENT_BYTES, COORDINATOR, LOCAL, Link, LinkProf
 from bbgrap.control.coordinator_settings import Settings
 from bbgrap.control.membership import Members
 from bbgrap.control.saved_state import SavedState
+from bbgrap.control.weight_feed import WeightFeed
 from bbgrap.graph.types import DType, TensorType
 from bbgrap.protocol import messages as m
 from tests.bbgrap.control.wire import introduction, joined_wire
@@ -136,10 +137,9 @@ def test_what_an_onnxruntime_refuses_that_others_may_know_is_said_with_what_to_d
 
 def test_a_weight_that_is_sent_again_counts_once():
     """An agent asks again for all it lacks when its worker has ended: people are told how much of how much has come."""
-    member = Members(SETTINGS, SavedState()).join(b"a", introduction("a"), 0.0)
-    weight = np.zeros(1000, np.float32)
+    feed, weight = WeightFeed(b"a"), np.zeros(1000, np.float32)
     for _ in range(2):
-        member.feed(["digest"], {"digest": weight}, {"digest": TensorType(DType.FLOAT, weight.shape)})
-        assert (member.fed, member.to_feed) == (0, weight.nbytes)
-        member.acknowledge("digest", 100)
-        assert (member.fed, member.to_feed) == (100, weight.nbytes)
+        feed.send(["digest"], {"digest": weight}, {"digest": TensorType(DType.FLOAT, weight.shape)}, 0.0)
+        assert (feed.fed, feed.to_feed) == (0, weight.nbytes)
+        feed.acknowledge("digest", 100, 0.0, 0.0)
+        assert (feed.fed, feed.to_feed) == (100, weight.nbytes)

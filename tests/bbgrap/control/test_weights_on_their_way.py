@@ -5,12 +5,11 @@ import heapq
 import numpy as np
 import pytest
 
-from bbgrap.control.membership import Member
 from bbgrap.control.send_window import LEAST_WINDOW_BYTES
+from bbgrap.control.weight_feed import WeightFeed
 from bbgrap.graph.types import DType, TensorType
-from bbgrap.protocol.limits import ROUND_TRIPS
 from bbgrap.protocol.messages import WeightChunk
-from tests.bbgrap.control.wire import introduction, joined_wire
+from tests.bbgrap.control.wire import joined_wire
 
 
 class Way:
@@ -19,7 +18,7 @@ class Way:
     def __init__(self, bytes_s: float, round_trip_s: float) -> None:
         self.bytes_s, self.round_trip_s = bytes_s, round_trip_s
         self.now = self.free_at = 0.0
-        self.member = Member(b"a", introduction("a"), 1, 0.0, far_s=ROUND_TRIPS * round_trip_s)
+        self.feed = WeightFeed(b"a")
         self.there: dict[str, int] = {}
         self.at: dict[str, float] = {}
         """When weights arrived to the end."""
@@ -27,8 +26,7 @@ class Way:
 
     def ask(self, sizes: dict[str, int]) -> None:
         types = {digest: TensorType(DType.UINT8, (size,)) for digest, size in sizes.items()}
-        self.member.heard = self.now
-        self._send(self.member.feed(sizes, {digest: np.zeros(size, np.uint8) for digest, size in sizes.items()}, types))
+        self._send(self.feed.send(sizes, {digest: np.zeros(size, np.uint8) for digest, size in sizes.items()}, types, self.now))
 
     def _send(self, instructions) -> None:
         for instruction in instructions:
@@ -42,8 +40,7 @@ class Way:
     def wait(self, until: float = float("inf")) -> None:
         while self.acknowledgements and self.acknowledgements[0][0] <= until:
             self.now, digest, received = heapq.heappop(self.acknowledgements)
-            self.member.heard = self.now
-            self._send(self.member.acknowledge(digest, received))
+            self._send(self.feed.acknowledge(digest, received, self.now, self.round_trip_s))
             self.at[digest] = self.now
 
 
@@ -83,20 +80,20 @@ def test_what_is_wanted_by_nobody_any_more_is_not_sent():
     wire = joined_wire("a")
     wire.prepare()
     (member,) = wire.coordinator.members.alive()
-    while not member.outgoing:
+    while not member.weights.outgoing:
         for key in wire.pending():
             wire.deliver(key)
-    (digest,) = member.outgoing
+    (digest,) = member.weights.outgoing
     size = 9 << 20
-    member.feed(["other"], {"other": np.zeros(size, np.uint8)}, {"other": TensorType(DType.UINT8, (size,))})
-    assert set(member.outgoing) == {digest, "other"}
+    member.weights.send(["other"], {"other": np.zeros(size, np.uint8)}, {"other": TensorType(DType.UINT8, (size,))}, wire.now)
+    assert set(member.weights.outgoing) == {digest, "other"}
     loading = wire.coordinator.loading
     first, *others = loading.of_member("a")
     again, waiting = (loading.add(first.plan, first.planned, first.nodes, first.job, first.world, wire.now) for _ in range(2))
     again.tracker.move("load")
     for variant in (first, *others):
         loading.release(variant)
-    assert set(member.outgoing) == {digest}  # the next one wants it, too
+    assert set(member.weights.outgoing) == {digest}  # the next one wants it, too
     loading.release(again)
     assert waiting in loading.of_member("a")  # which has not asked
-    assert (member.outgoing, member.fed, member.to_feed) == ({}, 0, 0)
+    assert (member.weights.outgoing, member.weights.fed, member.weights.to_feed) == ({}, 0, 0)
