@@ -104,7 +104,7 @@ class CoordinatorMachine:
         self.planning = Planning(self.members, self.links, self.loading)
         self.standbys = Standbys(self.members, self.links, self.loading)
         self.uploads = Uploads(dict(kept.files), kept.models)
-        self.profiling = Profiling(self.members)
+        self.profiling = Profiling(self.members, self.planning)
         self.statistics = RequestStatistics(settings, now)
         self.requests = Requests(settings, self.members, self.loading, self.planning, self.standbys, self.statistics)
         self.recovery = self.requests.recovery
@@ -409,8 +409,7 @@ class CoordinatorMachine:
             done += self.faults.try_all(variant, now)
         self.recovery.let_go(now)
         done += self.blame.overdue(now)
-        is_idle = not self.requests.open and not self.loading.loading_agents
-        done += self.profiling.in_background(now, self.loading.busy_agents, self.planning.can_spare, is_idle=is_idle)
+        done += self.profiling.in_background(now, self.loading.busy_agents, is_asked=bool(self.requests.open))
         for plan in (*self.planning.waits_for_time(now), *self.standbys.waits_for_time(now)):
             self.loading.touch(plan)
         self.planning.touch_waiting()

@@ -4,9 +4,10 @@
 
 A plan is wanted by whoever waits for it, and by requests: for the first shapes of a model when its standby answers, or after a while
 without; for further ones when they have come `EARNED` times. One that is like another is made ahead, one request sooner, and held until
-it is earned; one for the loss of an agent that has no room is held until then. Laws: nobody but callers who ask for it
-waits for a planner; a job over an agent that is gone is cancelled, and what was made ahead over it forgotten; nothing is made ahead while a
-planner has other work; what a world (agents, links and profiles) has no plan for is not tried again in it.
+it is earned; one for the loss of an agent that has no room is held until then. Laws: nobody but callers who ask for it waits for a planner;
+none is made while nodes are measured for a client; a job over an agent that is gone is cancelled, and what was made ahead over it
+forgotten; nothing is made ahead while a planner has other work; what a world (agents, links and profiles) has no plan for is not tried
+again in it.
 """
 
 from __future__ import annotations
@@ -63,6 +64,8 @@ class Planning:
         """Those that are made ahead once the planner and the cluster have nothing else to do; the latest one first."""
         self._changed = float("-inf")
         self._is_settled = True
+        self.is_paused = False
+        """Whether no plan is begun or timed: nodes are measured for a client."""
         self._now: tuple[tuple[Member, ...], str] | None = None
         """Who can take part in plans, and the world that this is, until either changes."""
 
@@ -184,7 +187,7 @@ class Planning:
 
     def _may_begin(self, plan: ServedPlan, able: Collection[Member], world: str, now: float) -> bool:
         """Whether nothing is under way for a plan, and nothing there or known to fail in this world."""
-        if plan.job is not None or plan.timing is not None or plan.quarantine:
+        if self.is_paused or plan.job is not None or plan.timing is not None or plan.quarantine:
             return False
         if not able or (not plan.callers and plan.variants and now < self._changed + SETTLE_S):
             return False
@@ -321,7 +324,7 @@ class Planning:
 
     def can_spare(self, name: str, now: float) -> bool:
         """Whether nothing is planned, loaded or timed, and requests run nearly as fast without a node."""
-        if self._is_planning or self.loading.loading_agents or any(plan.timing is not None for plan in self.plans.values()):
+        if self.is_at_work:
             return False
         for plan in [plan for plan in self.plans.values() if plan.is_used(now)]:
             times = [variant.usual_s for variant in plan.answering if name in variant.parts and variant.usual_s]
@@ -329,6 +332,18 @@ class Planning:
             if times and (not without or min(without) > SPARED * min(times)):
                 return False
         return True
+
+    @property
+    def is_at_work(self) -> bool:
+        """Whether anything is planned, loaded or timed."""
+        return self._is_planning or bool(self.loading.loading_agents) or any(plan.timing is not None for plan in self.plans.values())
+
+    def pause(self, *, is_paused: bool) -> None:
+        """Begin no plan while nodes are measured for a client, as it would be made anew; go on afterwards."""
+        if self.is_paused and not is_paused:
+            for plan in self.plans.values():
+                self.loading.touch(plan)
+        self.is_paused = is_paused
 
     @property
     def _is_planning(self) -> bool:

@@ -1,5 +1,8 @@
 """Measuring nodes for clients: how fast they work all at once, as they will, then their links one node after the other.
 
+A call waits until no plan is made, loaded or timed, for `QUIET_WITHIN_S` at most: these take processors and links from what is measured,
+and a wrong profile makes all plans wrong. While it is served none is begun.
+
 What nobody called for is measured while nothing else goes on, and what was measured long ago is measured again then. Where requests never
 cease, one node after the other is *set aside* to be measured for the first time, while they run on the others: a node that is not known
 makes plans slow, which would be so for ever.
@@ -11,7 +14,7 @@ but the node that is set aside waits for its end.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from itertools import count
 
@@ -21,6 +24,7 @@ from bbgrap.cluster.types import NodeProfile
 from bbgrap.control.coordinator_events import RoutingId
 from bbgrap.control.coordinator_instructions import Audit, CoordinatorInstruction, Log, RemoveProfile, SaveProfile, ToAgent, ToClient
 from bbgrap.control.membership import Member, Members
+from bbgrap.control.planning import Planning
 from bbgrap.protocol.client_messages import Failed, MeasureNodes, MeasureUnknown, Profiles, Progress
 from bbgrap.protocol.faults import Fault
 from bbgrap.protocol.messages import EndMeasuring, LinksMeasured, Measure, Measured, MeasureLinks
@@ -48,6 +52,10 @@ STALE_S = 3600.0
 """After so long what was measured is measured again at the next idle moment, once: it may have been a busy one, and machines change."""
 CHANGED = 0.2
 """How much faster or slower a node must be then for plans to be told, and, five times that, its links. Chosen."""
+CHANGED_CALLED = 0.1
+"""As much where a client has called for it. Chosen: what is the same as before differs by less."""
+QUIET_WITHIN_S = 20.0
+"""How long a call waits for a moment in which the cluster does nothing of its own. Chosen: most plans are timed by then."""
 
 
 @dataclass(slots=True)
@@ -118,11 +126,12 @@ class _Round:
 class Profiling:
     """Who is measured for whom.
 
-    Invariants: after every event, whoever has begun measures; calls wait only while another one has begun.
+    Invariants: after every event, whoever has begun measures; calls wait only while another one has begun, or the cluster is at work.
     """
 
-    def __init__(self, members: Members) -> None:
+    def __init__(self, members: Members, planning: Planning) -> None:
         self.members = members
+        self._planning = planning
         self._round: _Round | None = None
         self._waiting: deque[tuple[RoutingId, MeasureNodes | MeasureUnknown]] = deque()
         self._numbers = count(1)
@@ -134,6 +143,8 @@ class Profiling:
         self._all_known = 0.0
         """When all nodes that could be measured were known last, in seconds."""
         self._aside_since = 0.0
+        self._waits_since: float | None = None
+        """Since when a call waits for the cluster to be done with its own work."""
         self._untold_since: float | None = None
         """When the last node was measured that plans have not been told of; None: they know all."""
         self.has_news = False
@@ -159,7 +170,7 @@ class Profiling:
         running = self._round
         if running is not None and not running.identity and self._is_under_way(running, message):
             running.identity, running.call = identity, message.call
-            return running.progress()
+            return self._go_on(now)
         self._waiting.append((identity, message))
         if running is None:
             return self._go_on(now)
@@ -231,6 +242,14 @@ class Profiling:
         name = message.name if isinstance(message, MeasureNodes) else ""
         return [member for member in self.members.alive() if name in {"", member.name}]
 
+    def _to_measure(self, message: MeasureNodes | MeasureUnknown, now: float, *, stale: bool = False) -> list[Member]:
+        """Return who is measured for a call; with `stale` also whom it was long ago."""
+        members = self._asked_for(message)
+        if isinstance(message, MeasureNodes):
+            return members
+        due = [member for member in self._due(now) if member in members]
+        return [member for member in due if self._is_unknown(member) or (stale and self._is_stale(member, now))]
+
     def _is_under_way(self, running: _Round, message: MeasureNodes | MeasureUnknown) -> bool:
         """Whether a round finds out all that a call wants to know: what it has found is not to be thrown away."""
         there = {member.name for member in running.members} | {profile.name for profile in running.done}
@@ -245,12 +264,19 @@ class Profiling:
         return member.name in self.members.measured and now >= self._fresh_until.setdefault(member.name, now + STALE_S)
 
     def _go_on(self, now: float) -> list[CoordinatorInstruction]:
-        """Let measure whoever is next, answer what is done, and begin what waits."""
+        """Let measure whoever is next, answer what is done, and begin what waits; plans are begun unless that is for a client."""
+        done = self._advance(now)
+        self._planning.pause(is_paused=self._round is not None and bool(self._round.identity))
+        return done
+
+    def _advance(self, now: float) -> list[CoordinatorInstruction]:
         done: list[CoordinatorInstruction] = []
         while True:
             match self._round:
                 case None if not self._waiting:
                     return done
+                case None if self._must_wait(now):
+                    return [*done, *self._say_why(now)]
                 case None:
                     done += self._begin_round(*self._waiting.popleft(), now)
                 case _Round(turns=()) as running if running.unlinked:
@@ -262,13 +288,24 @@ class Profiling:
                 case running:
                     return [*done, *running.progress()]
 
+    def _must_wait(self, now: float) -> bool:
+        """Whether the next call comes before the cluster is done with its own work; what nobody called for has looked already."""
+        identity, message = self._waiting[0]
+        waits_s = 0.0 if self._waits_since is None else now - self._waits_since
+        is_early = self._planning.is_at_work and waits_s < QUIET_WITHIN_S
+        return bool(identity) and is_early and bool(self._to_measure(message, now))
+
+    def _say_why(self, now: float) -> list[CoordinatorInstruction]:
+        if self._waits_since is not None:
+            return []
+        self._waits_since = now
+        identity, message = self._waiting[0]
+        return [ToClient(identity, Progress(message.call, "waiting for plans that are made, loaded or timed", 0, 0))]
+
     def _begin_round(self, identity: RoutingId, message: MeasureNodes | MeasureUnknown, now: float) -> list[CoordinatorInstruction]:
         """Ask everybody at once; agents that went while the call waited are none of its nodes."""
-        members = self._asked_for(message)
-        if isinstance(message, MeasureUnknown):
-            due = self._due(now)
-            stale = [member for member in due if not identity and self._is_stale(member, now)]
-            members = [member for member in members if member in due and (member in stale or self._is_unknown(member))]
+        self._waits_since = None
+        members = self._to_measure(message, now, stale=not identity)
         # Whatever comes of it: what is known already is not tried again and again.
         self._fresh_until |= dict.fromkeys((member.name for member in members), now + STALE_S)
         self.members.forget_gone(self._fresh_until)
@@ -283,9 +320,10 @@ class Profiling:
         return [ToAgent(member.identity, turn.question)]
 
     def _keep(self, running: _Round, now: float) -> list[CoordinatorInstruction]:
-        """Believe what was measured, now and after a restart."""
-        before = {} if running.identity else self.members.measured
-        known = [profile for profile in (*running.done, *running.without_links) if not _is_alike(before.get(profile.name), profile)]
+        """Believe what was measured, now and after a restart, unless it is as it was known: plans are not made anew for noise."""
+        changed, before = CHANGED_CALLED if running.identity else CHANGED, self.members.measured
+        measured = (*running.done, *running.without_links)
+        known = [profile for profile in measured if not _is_alike(before.get(profile.name), profile, changed)]
         for profile in known:
             self.members.measured.pop(profile.name, None)
             self.members.measured[profile.name] = profile
@@ -301,13 +339,13 @@ class Profiling:
 
     # --- in the background --------------------------------------------------------------------------------------------------------
 
-    def in_background(
-        self, now: float, busy: Collection[str], can_spare: Callable[[str, float], bool], *, is_idle: bool
-    ) -> list[CoordinatorInstruction]:
+    def in_background(self, now: float, busy: Collection[str], *, is_asked: bool) -> list[CoordinatorInstruction]:
         """Measure the nodes of which nothing is known, once nothing else has gone on for a while; break that off when something does.
 
-        `busy` are the nodes that run or load something. Where the cluster is never idle, one that it can spare is set aside.
+        `busy` are the nodes that run or load something, and with `is_asked` there are requests. Where the cluster is never idle, one that
+        it can spare is set aside.
         """
+        is_idle = not is_asked and not self._planning.is_at_work
         running, aside = self._round, self.members.by_name.get(self.members.aside)
         unknown = [member for member in self._due(now) if self._is_unknown(member)]
         if not is_idle:
@@ -315,6 +353,8 @@ class Profiling:
         if running is not None:
             is_disturbed = not is_idle if aside is None else aside.name in busy
             return self._break_off(running, now) if is_disturbed and not running.identity else []
+        if self._waiting:
+            return self._go_on(now)
         if aside is not None and aside in unknown:
             return self._go_on_aside(aside, now, is_busy=aside.name in busy)
         self.members.aside = ""
@@ -325,7 +365,7 @@ class Profiling:
             self._waiting.append((b"", MeasureUnknown(0)))
         elif unknown and not is_idle and now > self._all_known + BUSY_S:
             ranked = sorted(unknown, key=lambda member: (member.name in busy, name_order(member.name)))
-            self.members.aside = next((member.name for member in ranked if can_spare(member.name, now)), "")
+            self.members.aside = next((member.name for member in ranked if self._planning.can_spare(member.name, now)), "")
             self._aside_since = now
         if not self.members.aside and self._untold_since is not None and (not unknown or now > self._untold_since + IDLE_S):
             self.has_news, self._untold_since = True, None
@@ -377,10 +417,10 @@ class Profiling:
         return done
 
 
-def _is_alike(known: NodeProfile | None, new: NodeProfile) -> bool:
-    """Whether a node and its links are about as fast as they were known to be: no plan is made anew for what noise there is."""
+def _is_alike(known: NodeProfile | None, new: NodeProfile, changed: float) -> bool:
+    """Whether a node and its links are about as fast as they were known to be."""
     if known is None or not known.work:
         return False
     rates = {link.peer: link.bandwidth_bytes_per_s for link in known.links}
     links = [(link.bandwidth_bytes_per_s, rates.get(link.peer, 0.0)) for link in new.links]
-    return min(shares_of((known, new))) >= 1 - CHANGED and all(max(pair) <= (1 + 5 * CHANGED) * min(pair) for pair in links)
+    return min(shares_of((known, new))) >= 1 - changed and all(max(pair) <= (1 + 5 * changed) * min(pair) for pair in links)

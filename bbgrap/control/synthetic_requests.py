@@ -1,9 +1,10 @@
 """Synthetic requests: inputs of ones that time the variants of a new plan, one at a time and in turns, before it serves.
 
 Requests of clients go on meanwhile, on what serves already. They and the timing take turns: a synthetic request has the cluster to itself,
-so that it tells something, and then those that waited for it have it for as long. Laws: what a model does with such inputs ends no
-plan; one that does not take them serves without having been timed; no request waits for more than one of these, for one that cannot begin,
-or for the end of another that takes unusually long; nor does a plan, for longer than `TIMING_S`.
+so that it tells something, and then those that waited for it have it for as long. It waits for what its nodes load, as long as a plan may
+be timed. Laws: what a model does with such inputs ends no plan; one that does not take them serves without having been timed; no request
+waits for more than one of these, for one that cannot begin, or for the end of another that takes unusually long; nor does a plan, for
+longer than `TIMING_S`.
 """
 
 from __future__ import annotations
@@ -142,8 +143,12 @@ class SyntheticRequests:
 
     def _must_wait(self, timing: Timing, epoch: int, now: float) -> bool:
         """Whether a plan's next synthetic request waits for something else than requests of clients."""
-        if not self._loading.by_epoch[epoch].takes_requests:
-            # Its links are being tried.
+        variant = self._loading.by_epoch[epoch]
+        if not variant.takes_requests or self._planning.is_paused:
+            # Its links are being tried, or nodes are measured.
+            return True
+        if now < timing.until and not self._loading.loading_agents.isdisjoint(variant.parts):
+            # What a node loads takes its processors.
             return True
         waiting = any(other.waiting for other in self._planning.plans.values())
         if now < self._rest_until and (waiting or self._loading.is_anything_running):

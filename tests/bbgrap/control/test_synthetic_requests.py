@@ -12,7 +12,7 @@ from bbgrap.control import coordinator_instructions, stalls, standby
 from bbgrap.control.planning import standby_key
 from bbgrap.control.synthetic_requests import SLOWER, UNASKED_S
 from bbgrap.control.uploads import offer_digest
-from bbgrap.control.variants import PROBE_WITHIN_S
+from bbgrap.control.variants import PROBE_WITHIN_S, TIMING_S
 from bbgrap.planners.options import PlanOptions
 from bbgrap.protocol import client_messages as c
 from bbgrap.protocol import messages as m
@@ -356,3 +356,34 @@ def test_a_synthetic_request_behind_a_segment_that_takes_long_is_not_begun_again
         wire.to_coordinator(ce.Tick())
         wire.deliver_all()
     assert set(wire.started) == {number}
+
+
+class SlowToLoad(Wire):
+    """A wire whose agents do not end loading the plans of one planner."""
+
+    def carry_agent(self, agent, instruction):
+        variant = self.coordinator.loading.by_epoch.get(instruction.epoch) if isinstance(instruction, m.Deploy) else None
+        if variant is None or variant.plan.options is None or variant.plan.options.planner != "bbgrap":
+            super().carry_agent(agent, instruction)
+
+
+def test_a_plan_is_timed_once_its_nodes_load_nothing_else_but_waits_for_that_no_longer_than_timing_takes():
+    """Loading takes processors: with several models at once, the slowest plan seemed to be the fastest."""
+    wire = SlowToLoad()
+    for name in ("a", "b"):
+        wire.add_agent(name)
+    wire.settle()
+    wire.offer()
+    wire.settle()
+    mine = wire.call(lambda n: prepare_message(n, PlanOptions("auto")))
+    other = wire.call(lambda n: prepare_message(n, PlanOptions("bbgrap")))
+    wire.settle_for(0.5 * TIMING_S)
+    (auto,) = [plan for plan in wire.coordinator.planning.plans.values() if plan.options.planner == "auto"]
+    assert auto.timing is not None
+    assert not auto.timing.medians()
+    assert not wire.answers[mine]
+    wire.settle_for(TIMING_S)
+    assert auto.serves
+    assert isinstance(wire.answer(mine), c.ModelPrepared)
+    assert wire.coordinator.loading.loading_agents == {"a", "b"}
+    assert not wire.answers[other]
