@@ -46,7 +46,7 @@ third worker that ended before a request of it was answered, and its inputs were
 was given up with it: what they loaded meanwhile was in doubt again and again; a planner that failed once was not asked again for a minute,
 for its last plan had been slower than the standby; weights that nobody waited for any more kept the way of all others."""
 
-GIVEN_UP_IN_A_SEQUENCE = 2639
+GIVEN_UP_IN_A_SEQUENCE = 1862
 FEW_INPUTS_KEPT, FEW_INPUTS_KEPT_AND_A_LOSS = 2, 36
 
 pytestmark = pytest.mark.simulation
