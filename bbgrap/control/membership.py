@@ -146,6 +146,8 @@ class Members:
         """The node on which no request begins that can run elsewhere, by name: it is to be measured."""
         self.ended: deque[int] = deque(maxlen=MAX_ENDED)
         """The latest runs that ended well: no worker is in a segment of one, whatever a heartbeat says that was on its way meanwhile."""
+        self._refused: dict[RoutingId, str] = {}
+        """Why agents were not taken in that ask twice a second, the last one last."""
         self._silenced: dict[RoutingId, tuple[float, float]] = {}
         """When those were heard last that are gone since just now, and how long they could be, by process."""
         self._numbers = settings.first_epoch
@@ -180,9 +182,17 @@ class Members:
             return Refused(f"its data address {at} is that of '{other}'; give each its own --advertise or --data-port", retry=True)
         self._numbers += 1
         self.saw_agents = True
+        self._refused.pop(identity, None)
         member = Member(identity, join, self._numbers, now, self._patience_with(identity, now), since=now, idle_since=now)
         self.by_identity[identity] = self.by_name[join.name] = member
         return member
+
+    def is_news(self, identity: RoutingId, refused: Refused) -> bool:
+        """Whether an agent was not refused for this the last time."""
+        before, self._refused[identity] = self._refused.pop(identity, ""), refused.reason
+        if len(self._refused) > MAX_REMEMBERED:
+            del self._refused[next(iter(self._refused))]
+        return before != refused.reason
 
     def _patience_with(self, identity: RoutingId, now: float) -> float:
         """Return how long an agent may be silent: twice as long as it was, if it has just been taken for dead and is the same process."""
