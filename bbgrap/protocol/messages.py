@@ -22,7 +22,7 @@ from bbgrap.protocol.limits import MAX_CHUNK_BYTES, MAX_PAYLOAD_FRAMES, MAX_TENS
 from bbgrap.runtime.recording import Record
 from bbgrap.runtime.schedule import Schedule
 
-PROTOCOL_VERSION = 19
+PROTOCOL_VERSION = 20
 
 BytesLike = bytes | memoryview
 Chunk = Annotated[tuple[BytesLike, ...], Payload(frames=1, frame_bytes=MAX_CHUNK_BYTES)]

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from bbgrap.protocol.messages import BytesLike
 from bbgrap.transport.data import rest_of
 from bbgrap.transport.dead_peers import DeadPeerCheck
-from bbgrap.transport.framing import GREETING, frame_head, is_laid
+from bbgrap.transport.framing import GREETING, PIECE_BYTES, frame_head, frame_parts, is_bound, is_laid
 from bbgrap.transport.payload_memory import LEAST_BYTES, PayloadWriter
 from bbgrap.transport.shared_memory import is_invitation
 from bbgrap.transport.tls import HANDSHAKE_S, peer_of, reason_of
@@ -35,10 +35,10 @@ _ABORT = struct.pack("ii", 1, 0)
 class OutgoingConnection:
     """Another data plane.
 
-    Invariants: `ready` means that `socket` is connected and greeted, and the peer the one with `fingerprint`; `offset` bytes of the first
-    message in `backlog` have been sent, and `waiting` are the bytes of all; `watched` are the events of the socket that the selector looks
-    for; `carried` counts what was written for messages since the connection was made, in calls, and `seen` is what it was when it was
-    last looked at.
+    Invariants: `ready` means that `socket` is connected and greeted, and the peer the one with `fingerprint`; `offset` bytes of `current`
+    have been sent, and nothing goes before its rest; `waiting` are the bytes of that, `backlog` and `large`; `watched` are the events of
+    the socket that the selector looks for; `carried` counts what was written for messages since the connection was made, in calls, and
+    `seen` is what it was when it was last looked at.
     """
 
     address: str
@@ -60,7 +60,15 @@ class OutgoingConnection:
     """Why there was no connection the last time."""
     naming: bool = False
     """Whether its name is being looked up."""
-    backlog: deque[Sequence[BytesLike]] = field(default_factory=deque)
+    current: Sequence[BytesLike] = ()
+    """A message, or part of a large one."""
+    backlog: deque[tuple[int, Sequence[BytesLike]]] = field(default_factory=deque)
+    """Messages behind it, numbered as they were sent."""
+    large: deque[tuple[int, deque[Sequence[BytesLike]]]] = field(default_factory=deque)
+    """And those in parts, or laid in memory, or what is left of them: what is in `backlog` goes between."""
+    number: int = 0
+    overtaken: int = 0
+    """Bytes that went before them since the last part."""
     offset: int = 0
     waiting: int = 0
     watched: int = 0
@@ -130,17 +138,15 @@ class OutgoingConnection:
         if not self.fault:
             self.ready, self.tell_at = True, math.inf
 
-    def framed(self, header: BytesLike, payload: Sequence[BytesLike]) -> tuple[Sequence[BytesLike], int]:
-        """Return the pieces of a message, and their bytes: a large payload is laid in memory that the other side has, if there is room."""
+    def framed(self, header: BytesLike, payload: Sequence[BytesLike]) -> list[Sequence[BytesLike]]:
+        """Return a message, in parts: a large payload is laid in memory that the other side has, if there is room."""
         nbytes = sum(map(len, payload))
         if self.memory is not None and self.ready and nbytes >= LEAST_BYTES and self.written < MAX_SECURE_BYTES:
             place = self.memory.put(payload, nbytes)
             if place is not None:
                 self.carried += 1  # it is of no use over another connection
-                head = frame_head(header, nbytes, place)
-                return [head], len(head)
-        pieces = [frame_head(header, nbytes), *payload]
-        return pieces, len(pieces[0]) + nbytes
+                return [[frame_head(header, nbytes, place)]]
+        return frame_parts(header, payload, nbytes)
 
     def write(self, pieces: Sequence[BytesLike]) -> int:
         """Write what the network takes at once of a message; a broken connection takes nothing."""
@@ -169,10 +175,10 @@ class OutgoingConnection:
     def passed(self, total: int) -> None:
         """Note that a whole message has been written; when this connection has carried enough, what waits goes over the next one.
 
-        A message that names a place in memory cannot: the next connection has other memory.
+        A message that names a place in memory cannot, for the next connection has other memory, nor the rest of one.
         """
         self.written += total
-        has_enough = self.written >= MAX_SECURE_BYTES and not any(is_laid(pieces[0]) for pieces in self.backlog)
+        has_enough = self.written >= MAX_SECURE_BYTES and not any(is_bound(rest[0][0]) for _, rest in self.large)
         if has_enough and isinstance(self.socket, ssl.SSLSocket) and not self.fault:
             self.ready, self.leaving, self.due_by = False, True, time.monotonic() + HANDSHAKE_S
             try:
@@ -180,24 +186,47 @@ class OutgoingConnection:
             except OSError as error:
                 self.fail(reason_of(error))
 
-    def queue(self, pieces: Sequence[BytesLike], total: int, sent: int) -> None:
-        """Keep a message, of which so many bytes have been sent, until the network takes it."""
-        if not self.backlog:
-            self.offset = sent
-        self.backlog.append(pieces)
-        self.waiting += total
+    def queue(self, parts: Sequence[Sequence[BytesLike]], sent: int | None) -> None:
+        """Keep a message until the network takes it, of which so many bytes have been sent; None: that was not tried."""
+        rest = deque(parts)
+        if sent is not None:
+            while sent >= (size := sum(map(len, rest[0]))):
+                sent -= size
+                self.written += size
+                rest.popleft()
+            self.waiting += sum(map(len, rest[0]))
+            self.current, self.offset = rest.popleft(), sent
+        self.number += 1
+        self.waiting += sum(len(piece) for part in rest for piece in part)
+        if rest and (len(parts) > 1 or is_laid(rest[0][0])):
+            self.large.append((self.number, rest))
+        elif rest:
+            self.backlog.append((self.number, rest[0]))
+
+    def _next(self) -> Sequence[BytesLike]:
+        """Take what is to be sent next: what is small goes before what is large, but half of the bytes, and what was sent after it."""
+        if self.large and (not self.backlog or (self.overtaken >= PIECE_BYTES and self.backlog[0][0] > self.large[0][0])):
+            self.overtaken, rest = 0, self.large[0][1]
+            part = rest.popleft()
+            if not rest:
+                self.large.popleft()
+            return part
+        part = self.backlog.popleft()[1]
+        self.overtaken += sum(map(len, part)) if self.large else 0
+        return part
 
     def write_backlog(self) -> None:
         """Write what the network takes of what waits."""
-        while self.backlog and self.ready:
-            rest = rest_of(self.backlog[0], self.offset)
+        while self.waiting and self.ready:
+            self.current = self.current or self._next()
+            rest = rest_of(self.current, self.offset)
             sent = self.write(rest)
             if sent < sum(map(len, rest)):
                 self.offset += sent
                 return
-            total = sum(map(len, self.backlog.popleft()))
+            total = sum(map(len, self.current))
+            self.current, self.offset = (), 0
             self.waiting -= total
-            self.offset = 0
             self.passed(total)
 
     def listen(self) -> None:
@@ -236,4 +265,6 @@ class OutgoingConnection:
     def forget(self) -> None:
         """Forget what waits."""
         self.backlog.clear()
-        self.waiting = self.offset = 0
+        self.large.clear()
+        self.current = ()
+        self.waiting = self.offset = self.overtaken = 0

@@ -6,10 +6,11 @@
 Of a large payload the system tells only when a good piece of it is there: each look would take its core from a kernel. And it takes in what
 comes for somebody who computes: without being told that much is wanted, Linux stops to acknowledge what nobody reads (decision 23).
 
-Laws (`tests/bbgrap/transport/check_transport.py`): messages of one sender to one receiver arrive in order, once, unchanged and without a
-gap, or the sender's `on_broken` has been told of the gap before anything arrives that was sent after it; `send` never waits, and what does
-not fit into the network goes out by itself, whatever the sender does; `receive` returns at once when a message or a wake-up is there; only
-`wake` may be called from another thread; whoever sends other bytes than messages loses its connection, and takes no memory to speak of.
+Laws (`tests/bbgrap/transport/check_transport.py`): messages of one sender to one receiver arrive in order (but small ones may pass large
+ones), once, unchanged and without a gap, or the sender's `on_broken` has been told of the gap before anything arrives that was sent after
+it; `send` never waits, and what does not fit into the network goes out by itself, whatever the sender does; `receive` returns at once when
+a message or a wake-up is there; only `wake` may be called from another thread; whoever sends other bytes than messages loses its
+connection, and takes no memory to speak of.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from bbgrap.protocol.codec import Codec
 from bbgrap.protocol.messages import PROTOCOL_VERSION
 from bbgrap.protocol.schema import schema_of
 
-FORMS = (19, "11a51aaf7344dea9")
+FORMS = (20, "11a51aaf7344dea9")
 """The version, and the digest of its forms."""
 
 

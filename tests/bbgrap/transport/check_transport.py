@@ -6,6 +6,8 @@ import threading
 import time
 from collections.abc import Callable
 
+import numpy as np
+
 from bbgrap.transport.data import Arrival
 from bbgrap.transport.tcp import TcpDataPlane
 
@@ -36,6 +38,7 @@ def check_transport(open_plane: OpenPlane) -> None:
         _counted,
         _never_waits,
         _late_receiver,
+        _small_between_large,
     ):
         check(open_plane)
 
@@ -153,6 +156,25 @@ def _late_receiver(open_plane: OpenPlane) -> None:
     time.sleep(0.05)
     arrival = receive(b)
     assert (bytes(arrival.header), bytes(arrival.payload)) == (b"early", b"payload")
+    _close(a, b)
+
+
+def _small_between_large(open_plane: OpenPlane) -> None:
+    """What is small waits for no large message that is on its way, and no large one goes before what is small and was sent earlier."""
+    a, b = open_plane(), open_plane()
+    a.connect(b.address)
+    large = np.random.default_rng(0).integers(0, 256, 24 << 20, np.uint8)
+    for number in range(3):
+        a.send(b.address, b"small %d" % number, bytes(100))
+        a.send(b.address, b"large %d" % number, large[number:].data)
+    came = [receive(b, a) for _ in range(6)]
+    headers = [bytes(arrival.header) for arrival in came]
+    for size in (b"small", b"large"):
+        assert [header for header in headers if header.startswith(size)] == [size + b" %d" % number for number in range(3)]
+    assert all(headers.index(b"small %d" % number) < headers.index(b"large %d" % number) for number in range(3))
+    for arrival in came:
+        if bytes(arrival.header).startswith(b"large"):
+            assert np.array_equal(np.frombuffer(arrival.payload, np.uint8), large[int(bytes(arrival.header)[-1:]) :])
     _close(a, b)
 
 

@@ -224,3 +224,14 @@ def test_a_taken_port_is_a_readable_error_that_may_pass():
             TcpDataPlane(bind, "127.0.0.1")
         assert raised.value.exit_code == 1  # units start it again
     plane.close()
+
+
+def test_what_is_small_does_not_wait_for_a_large_message():
+    """A few bytes of one request, while the large input of another is on a slow way: nobody reads before both are sent."""
+    sender, receiver = open_plane(), open_plane()
+    sender.connect(receiver.address)
+    sender.send(receiver.address, b"large", bytes(48 << 20))
+    sender.send(receiver.address, b"small", b"row")
+    assert [bytes(receive(receiver).header) for _ in range(2)] == [b"small", b"large"]
+    sender.close()
+    receiver.close()
