@@ -76,6 +76,12 @@ def _framed(header: bytes, payload: bytes) -> bytes:
     return framing.frame_head(header, len(payload)) + payload
 
 
+def _in_pieces(header: bytes, *sizes: int) -> list[bytes]:
+    """Return the parts of a message whose payload comes in pieces of these sizes."""
+    pieces = [framing.frame_head(b"h", size)[:-1] + bytes(size) for size in sizes]
+    return [framing.frame_head(header, sum(sizes), cut=True), *(struct.pack("<HH", 0xBB6A, 0) + piece[4:] for piece in pieces)]
+
+
 _FRAMES = [Frame(kind, 1, 2**40, 7, 3).to_bytes() for kind in Kind]
 
 # --- tensors ------------------------------------------------------------------------------------------------------------------
@@ -172,7 +178,10 @@ DATA = [
     Reader(
         "stream",
         _stream,
-        [framing.GREETING + b"".join(_framed(frame, bytes(size)) for frame, size in zip(_FRAMES, (0, 9, 4096), strict=False))],
+        [
+            framing.GREETING + b"".join(_framed(frame, bytes(size)) for frame, size in zip(_FRAMES, (0, 9, 4096), strict=False)),
+            framing.GREETING + _framed(_FRAMES[1], b"small").join(_in_pieces(_FRAMES[0], 300, 200, 4)),
+        ],
         ERRORS,
         beside=16 << 20,  # a payload that was announced: 64 KiB without asking, and what is admitted here
     ),
