@@ -131,7 +131,6 @@ class Contender:
             "verified": comparison.verified,
             "fault": comparison.fault or None,
             "dictionaries": plan.get("dictionaries", []),
-            "palettes": plan.get("dictionaries", []),  # the old name of the same, for one release
             "bytes_sent": done.get("bytes"),
             **{key: done.get(key) for key in ("scatter_bytes", "gather_bytes", "transfers", "syncs", "segments")},
             "predicted_ms": plan.get("predicted_ms"),

@@ -15,8 +15,6 @@ from bbgrap.work import KINDS
 
 CLUSTER_KEYS = ("nodes", "network", "groups", "coordinator_on", "topology", "wires")
 NODE_KEYS = ("name", "share", "group", "machine", "cores", "threads", "memory", "work", "links")
-_ONCE = ("memory_bandwidth", "kernels")
-"""What files of earlier versions have besides; nothing depended on it."""
 SPEED_UNITS: Mapping[str, Mapping[str, float]] = {"flops": FLOPS, "weights": RATES, "maps": RATES, "overhead": TIMES}
 
 
@@ -103,7 +101,7 @@ class ClusterDocument(WiringDocument):
 
     def _node(self, root: yaml.Node) -> tuple[NodeProfile | None, _Seen]:
         before = len(self.faults)
-        entries = self.mapping(root, "a node", (*NODE_KEYS, *_ONCE))
+        entries = self.mapping(root, "a node", NODE_KEYS)
         name = self.text(entries["name"], "name") if "name" in entries else ""
         if "name" not in entries and isinstance(root, yaml.MappingNode):
             self.fault(root, "expected the key 'name' for a node")

@@ -25,7 +25,6 @@ def report_of(compiled: Compiled, search_s: float) -> dict[str, Any]:
     names = [node.name for node in plan.cluster.nodes]
     needs = list(needs_of(plan, compiled.initial))
     cases = Counter(need.case for need in needs)
-    dictionaries = _with_dictionary(compiled)
     return {
         "schema": 1,
         "planner": plan.planner,
@@ -34,8 +33,7 @@ def report_of(compiled: Compiled, search_s: float) -> dict[str, Any]:
         "nodes_used": [names[d] for d in plan.devices_used],
         "search_s": search_s,
         "transfer_dtype": compiled.optimized.transfers,
-        "dictionaries": dictionaries,
-        "palettes": dictionaries,  # the old name of the same, for one release
+        "dictionaries": _with_dictionary(compiled),
         "initial": asdict(statistics_of(compiled.initial)),
         "optimized": asdict(statistics_of(compiled.optimized)),
         "cases": {case.name.lower(): cases[case] for case in Case},

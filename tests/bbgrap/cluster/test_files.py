@@ -81,8 +81,6 @@ def test_a_file_by_hand(tmp_path):
         "  - name: big\n"
         "    share: 2\n"
         "    memory: 16GiB\n"
-        "    kernels: {conv3x3_64_56: 85.5}\n"  # as earlier versions wrote it
-        "    memory_bandwidth: 20GB/s\n"
         "    links: {7: {bandwidth: 1Gbit/s, round_trip: 0.3ms}, coordinator: {bandwidth: 10Gbit/s, round_trip: 0}}\n"
         "  - name: 7\n"
     )
