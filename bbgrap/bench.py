@@ -33,6 +33,7 @@ from bbgrap.engine.spread import ReferenceAnswers
 from bbgrap.errors import ExecutionError, UsageError
 from bbgrap.graph import Array
 from bbgrap.planners.options import PlanOptions
+from bbgrap.protocol.status_messages import NodeStatus
 from bbgrap.session import Connection, InferenceSession
 from bbgrap.session.answers import PreparedPlan
 
@@ -174,7 +175,7 @@ def bench(
     if runs < 1 or not contenders:
         raise UsageError(f"bench: expected at least one run and one planner, got {runs} and {len(contenders)}")
     agents = cluster.nodes()
-    count = min(threads or max((agent.threads for agent in agents), default=1), usable_cores())
+    count = threads_beside(agents, threads)
     report("loading the single node")
     single = SingleNode(model, count, first_cores(count))
     expected = single.turn(feeds, counted=False)
@@ -198,18 +199,27 @@ def bench(
         report(_standing(turn, runs, single.times, sessions))
     machine, evidence = watch.machine(), ReferenceAnswers(model, feeds, expected)
     return {
-        "schema": 1,
-        "model": name or model.stem,
+        **head_of(name or model.stem, agents),
         "inputs": {name: list(array.shape) for name, array in feeds.items()},
         "batch": next((array.shape[0] for array in feeds.values() if array.ndim), 1),
         "runs": runs,
         "warm_up": WARM_UP,
-        "agents": [{key: value for key, value in asdict(agent).items() if key != "profile"} for agent in agents],
         "single_node": single.result(),
         "whole_machine": whole[0].result() if whole else None,
         "machine": machine,
         "results": [contender.result(evidence, single.times, whole[0].times if whole else None) for contender in sessions],
     }
+
+
+def threads_beside(agents: Sequence[NodeStatus], threads: int | None) -> int:
+    """Return how many threads the single node has: those asked for, or as many as the largest agent."""
+    return min(threads or max((agent.threads for agent in agents), default=1), usable_cores())
+
+
+def head_of(model: str, agents: Sequence[NodeStatus]) -> dict[str, Any]:
+    """Return what every measurement says first: of which model it is, and on which agents."""
+    told = [{key: value for key, value in asdict(agent).items() if key != "profile"} for agent in agents]
+    return {"schema": 1, "model": model, "agents": told}
 
 
 def replaced(plan: PreparedPlan, now: PreparedPlan) -> str | None:

@@ -12,18 +12,16 @@ import statistics
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from bbgrap.bench import SETTLE_S, MachineWatch, ReportLine, SingleNode, first_cores, replaced
-from bbgrap.comparison import Evidence, Judge
-from bbgrap.engine.sessions import usable_cores
+from bbgrap.bench import SETTLE_S, Contender, MachineWatch, ReportLine, SingleNode, first_cores, head_of, replaced, threads_beside
+from bbgrap.comparison import Evidence
 from bbgrap.engine.spread import ReferenceAnswers
 from bbgrap.errors import UsageError
 from bbgrap.graph import Array
 from bbgrap.planners.options import PlanOptions
-from bbgrap.session import Connection, InferenceSession
+from bbgrap.session import Connection
 
 BLOCKS = 5
 """Turns of the single node and of the cluster. Chosen: a median that one disturbed pair of blocks does not move."""
@@ -67,15 +65,15 @@ def measure_stream(
         raise UsageError(f"stream: expected at least {BLOCKS} requests and one planner, got {requests} and {len(contenders)}")
     agents = cluster.nodes()
     together = in_flight or PER_AGENT * max(1, len(agents))
-    count = min(threads or max((agent.threads for agent in agents), default=1), usable_cores())
+    count = threads_beside(agents, threads)
     report("loading the single node")
     alone = SingleNode(model, count, first_cores(count))
     expected = alone.turn(feeds, counted=False)
-    sessions = [_Stream(model, options, cluster, together, expected) for options in contenders]
+    sessions = [_Stream(model, options, cluster, expected, report) for options in contenders]
     for session in sessions:
         report(f"{session.options.planner}: planning and deploying")
         session.prepare(feeds)
-        session.block(feeds, together, counted=False)
+        session.block(feeds, together, together, counted=False)
     each = requests // BLOCKS
     watch = MachineWatch()
     single: list[float] = []
@@ -87,54 +85,45 @@ def measure_stream(
         single.append(each / sum(alone.times[-each:]))
         for session in sessions:
             time.sleep(SETTLE_S)
-            session.block(feeds, each, counted=True)
+            session.block(feeds, each, together, counted=True)
         rates = [f"{session.options.planner} {statistics.median(session.rates):.1f}" for session in sessions]
         report(f"block {block + 1} of {BLOCKS}: single node {statistics.median(single):.1f} per second, {', '.join(rates)}")
     machine, evidence = watch.machine(), ReferenceAnswers(model, feeds, expected)
     return {
-        "schema": 1,
-        "model": name or model.stem,
+        **head_of(name or model.stem, agents),
         "inputs": {key: list(array.shape) for key, array in feeds.items()},
         "requests": BLOCKS * each,
         "blocks": BLOCKS,
         "in_flight": together,
-        "agents": [{key: value for key, value in asdict(agent).items() if key != "profile"} for agent in agents],
         "single_node": alone.result() | {"per_s": _rounded(single)},
         "machine": machine,
-        "results": [session.result(evidence, single) for session in sessions],
+        "results": [session.rated(evidence, single) for session in sessions],
     }
 
 
-class _Stream:
-    """A session on the cluster, the rates of its blocks, and the worst of its answers."""
+class _Stream(Contender):
+    """A session on the cluster, with the rates of its blocks."""
 
-    def __init__(self, model: Path, options: PlanOptions, cluster: Connection, in_flight: int, expected: Sequence[Array]) -> None:
-        self.options = options
-        self.session = InferenceSession(model, cluster=cluster, options=options)
+    def __init__(self, model: Path, options: PlanOptions, cluster: Connection, expected: Sequence[Array], report: ReportLine) -> None:
+        super().__init__(model, options, cluster, expected, report)
         self.rates: list[float] = []
-        self._in_flight = in_flight
-        self._judge = Judge(expected, options.transfer_dtype)
 
-    def prepare(self, feeds: Mapping[str, Array]) -> None:
-        """Wait for the plan."""
-        self._plan = self.session.prepare({key: array.shape for key, array in feeds.items()}, feeds)
-
-    def block(self, feeds: Mapping[str, Array], requests: int, *, counted: bool) -> None:
+    def block(self, feeds: Mapping[str, Array], requests: int, at_once: int, *, counted: bool) -> None:
         """Run requests, so many at once, and compare their answers."""
 
         def one(_: int) -> None:
             self._judge.count(self.session.run(None, feeds))
 
-        with ThreadPoolExecutor(self._in_flight, "stream") as pool:
+        with ThreadPoolExecutor(at_once, "stream") as pool:
             start = time.perf_counter()
             list(pool.map(one, range(requests)))
             took = time.perf_counter() - start
         if counted:
             self.rates.append(requests / took)
 
-    def result(self, evidence: Evidence, single: Sequence[float]) -> dict[str, Any]:
+    def rated(self, evidence: Evidence, single: Sequence[float]) -> dict[str, Any]:
         """Return the entry of `results`; it may ask for the evidence."""
-        comparison = self._judge.verdict(evidence)
+        comparison = self.verdict(evidence)
         now = self.session.plan
         shown = json.loads(self.session.connection.shown_plan(now.key).report)  # with what its requests took by now
         return {

@@ -14,15 +14,15 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnxruntime as ort
 
-from bbgrap.bench import MachineWatch, ReportLine, bound_to, first_cores
-from bbgrap.engine.sessions import reason_of, session_options, usable_cores
+from bbgrap.bench import MachineWatch, ReportLine, bound_to, first_cores, head_of, threads_beside
+from bbgrap.engine.sessions import reason_of, session_options
 from bbgrap.errors import ModelError, UsageError
 from bbgrap.graph import Array, DType
 from bbgrap.graph.onnx_read import OnnxModel, read_model
@@ -246,7 +246,7 @@ def measure_tokens(
         BbgrapError: if the model is no decoder, or the cluster fails.
     """
     agents = cluster.nodes()
-    count = min(threads or max((agent.threads for agent in agents), default=1), usable_cores())
+    count = threads_beside(agents, threads)
     report("bringing the model")
     decoder = Decoder.of(read_model(model))
     others = [_Contender(model, cluster, options, decoder, top) for options in contenders]
@@ -266,11 +266,9 @@ def measure_tokens(
         words = _block(alone, others, words, prompt + 1 + first, min(BLOCK, tokens - first), number)
         report(f"word {first} of {tokens}")
     return {
-        "schema": 1,
-        "model": name or model.stem,
+        **head_of(name or model.stem, agents),
         "prompt": prompt,
         "tokens": tokens,
-        "agents": [{key: value for key, value in asdict(agent).items() if key != "profile"} for agent in agents],
         "single_node": {"threads": count, "tokens_per_s": 1 / statistics.median(alone.times), "prompt_ms": 1e3 * prompts[0]},
         "machine": watch.machine(),
         "results": [other.result(alone.times, took) for other, took in zip(others, prompts[1:], strict=True)],
