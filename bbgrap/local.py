@@ -21,7 +21,7 @@ from bbgrap.observing.logs import LOG_FILE
 from bbgrap.own_process import python_command
 from bbgrap.session.connection import connect
 from bbgrap.session.own_cluster import OwnCluster
-from bbgrap.session.temporary import folder_of
+from bbgrap.transport.temporary import folder_of
 
 _START_S = 30.0
 """Starting a process and importing onnxruntime takes 1 s on a laptop, far longer on a busy or small machine."""

@@ -16,8 +16,7 @@ from bbgrap.errors import BbgrapError, UsageError
 from bbgrap.observing.logs import LogFormat, name_node, write_logs
 from bbgrap.own_process import open_closed_streams, stop_signals
 from bbgrap.protocol.addresses import host_of
-from bbgrap.settings.options import SettingsCommand
-from bbgrap.settings.version import Version
+from bbgrap.settings.options import SettingsCommand, Version
 from bbgrap.user_folders import cache_folder
 from bbgrap_agent.worker_settings import DEFAULT_CACHE_BYTES
 

@@ -39,8 +39,7 @@ from bbgrap.cli.up import down, up
 from bbgrap.cli.zoo import zoo
 from bbgrap.errors import BbgrapError
 from bbgrap.own_process import not_granted, open_closed_streams, stop_signals, write_out
-from bbgrap.settings.options import SettingsGroup, take_files
-from bbgrap.settings.version import Version
+from bbgrap.settings.options import SettingsGroup, Version, take_files
 
 _UNWRITTEN = "the output cannot be written: {}"
 

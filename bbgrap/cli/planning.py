@@ -13,7 +13,7 @@ from bbgrap.cli.inputs import ModelInputs, read_inputs
 from bbgrap.cli.models import find_model
 from bbgrap.cli.options import OfflineCase, offline_cluster
 from bbgrap.cli.output import say, step
-from bbgrap.cluster.plausible import doubts
+from bbgrap.cluster.files import doubts
 from bbgrap.control.planned_variant import PlannedVariant
 from bbgrap.engine.growing_state import LENGTH, fit_growing, is_of_any_length
 from bbgrap.engine.load import load_graph

@@ -204,8 +204,7 @@ def add(
     Example:
         bbgrap profile add big.yaml --coordinator tcp://head:7070
     """
-    from bbgrap.cluster.files import has_wires, read_profiles
-    from bbgrap.cluster.plausible import doubts
+    from bbgrap.cluster.files import doubts, has_wires, read_profiles
 
     profiles = read_profiles(file)
     if has_wires(file):

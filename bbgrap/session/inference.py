@@ -44,7 +44,7 @@ from bbgrap.session.remote_model import RemoteModel
 from bbgrap.session.sequence import StatefulRuns
 from bbgrap.session.signature import Signature
 from bbgrap.session.state_pairs import StateOption, pairs_of
-from bbgrap.session.temporary import folder_of
+from bbgrap.transport.temporary import folder_of
 
 
 class InferenceSession(OrtSurface):

@@ -7,14 +7,16 @@ Typer looks. Laws: a key that no option has, or a value that does not fit its op
 from __future__ import annotations
 
 import difflib
+import platform
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
 from bbgrap.errors import BbgrapError, UsageError
+from bbgrap.own_code import full_version
 from bbgrap.own_process import not_granted
 from bbgrap.settings.files import PROGRAMS, SettingsFile, read_files
 
@@ -178,3 +180,15 @@ def take_files(program: Command, name: str, context: typer.Context) -> tuple[str
     files, remarks = read_files()
     context.default_map = defaults_of(program, name, context, files)
     return remarks
+
+
+def _show(context: typer.Context, wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        typer.echo(f"{context.info_name} {full_version()} (onnxruntime {version('onnxruntime')}, Python {platform.python_version()})")
+        raise typer.Exit
+
+
+Version = Annotated[bool, typer.Option("--version", help="Show the version and exit.", callback=_show, is_eager=True, show_envvar=False)]
+"""The same in every program: what decides whether two machines go together."""

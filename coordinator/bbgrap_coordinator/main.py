@@ -12,8 +12,7 @@ import typer
 from bbgrap.errors import BbgrapError, UsageError
 from bbgrap.observing.logs import LogFormat, write_logs
 from bbgrap.own_process import keep_freed, open_closed_streams
-from bbgrap.settings.options import SettingsCommand
-from bbgrap.settings.version import Version
+from bbgrap.settings.options import SettingsCommand, Version
 
 
 class DataPlaneMode(Enum):

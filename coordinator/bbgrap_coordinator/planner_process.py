@@ -29,7 +29,7 @@ from bbgrap.own_process import python_command
 from bbgrap.planners.options import PlanOptions
 from bbgrap.protocol.faults import Fault
 from bbgrap.report.printable import printable
-from bbgrap.transport.left_folders import remove_left
+from bbgrap.transport.temporary import remove_left
 from bbgrap_coordinator.artifacts import NO_ROOM
 
 _END_S = 1.0

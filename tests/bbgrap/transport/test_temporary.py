@@ -12,7 +12,7 @@ import pytest
 
 from bbgrap.errors import UsageError
 from bbgrap.session import InferenceSession
-from bbgrap.session.temporary import folder_of
+from bbgrap.transport.temporary import folder_of
 from tests.waiting import until
 
 if sys.platform != "win32":
@@ -72,7 +72,7 @@ def test_a_fork_child_leaves_it_alone(monkeypatch):
 def test_what_a_killed_process_has_left_goes_with_the_next_folder(tmp_path, monkeypatch):
     """Each killed client left its model in the folder for temporary files, for ever."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    code = "import os; from bbgrap.session.temporary import folder_of; folder_of(os, 'bbgrap-test-'); os.kill(os.getpid(), 9)"
+    code = "import os; from bbgrap.transport.temporary import folder_of; folder_of(os, 'bbgrap-test-'); os.kill(os.getpid(), 9)"
     subprocess.run([sys.executable, "-c", code], env={**os.environ, "TMPDIR": str(tmp_path)}, check=False)
     (left,) = tmp_path.iterdir()
     lives, new = Owner(), Owner()
