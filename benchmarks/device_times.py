@@ -36,7 +36,7 @@ from bbgrap.protocol.message_layout import MessageLayout, pack, unpack
 from bbgrap.protocol.messages import Deploy, Peer
 from bbgrap.runtime.execution import Execution, SlicePlan
 from bbgrap.runtime.schedule import LocalReceive, LocalRun, LocalSend, Schedule
-from bbgrap.transport.data import Arrival
+from bbgrap.transport.framing import Arrival
 from bbgrap.transport.tcp import TcpDataPlane
 from benchmarks.contention import Company
 

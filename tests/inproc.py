@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 from bbgrap.protocol.messages import BytesLike
-from bbgrap.transport.data import Admit, Arrival, OnBroken, nobody_listens
+from bbgrap.transport.framing import Admit, Arrival, OnBroken, nobody_listens
 
 
 class InprocNetwork:

@@ -23,7 +23,7 @@ from bbgrap.protocol.data import Frame, Kind, SequenceStart, unpack_number
 from bbgrap.protocol.messages import BytesLike, Peer, Recorded, RequestFailed
 from bbgrap.runtime.execution import Execution, Kernel, SendParts
 from bbgrap.runtime.recording import Clock
-from bbgrap.transport.data import Arrival, OnBroken, nobody_listens
+from bbgrap.transport.framing import Arrival, OnBroken, nobody_listens
 from bbgrap.transport.peer_warnings import PeerWarnings
 from bbgrap.transport.pings import MAX_PONG_BYTES, PingAnswers, question
 from bbgrap.transport.tcp import TcpDataPlane

@@ -22,7 +22,7 @@ from bbgrap.errors import LocalProtocolError, RemoteProtocolError
 from bbgrap.protocol.codec import Codec
 from bbgrap.protocol.limits import MAX_CHUNK_BYTES, MAX_HEADER_BYTES
 from bbgrap.protocol.messages import BytesLike, WeightChunk
-from bbgrap.transport.data import rest_of
+from bbgrap.transport.framing import rest_of
 
 TO_WORKER: Codec[ToWorker] = Codec(*get_args(ToWorker))
 FROM_WORKER: Codec[FromWorker] = Codec(*get_args(FromWorker))

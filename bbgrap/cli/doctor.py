@@ -13,7 +13,7 @@ from bbgrap.cli.options import Json, Where, given_inputs, takes, where_is
 from bbgrap.cli.output import print_json, print_result, print_sentences, step
 
 if TYPE_CHECKING:
-    from bbgrap.doctor.findings import Finding
+    from bbgrap.doctor.checks import Finding
     from bbgrap.protocol.status_messages import NodeStatus
 
 _SEARCH_S = 5.0
@@ -50,8 +50,7 @@ def doctor(
     """
     from dataclasses import asdict
 
-    from bbgrap.doctor.findings import exit_code, in_order
-    from bbgrap.doctor.local_checks import check_here
+    from bbgrap.doctor.checks import check_here, exit_code, in_order
     from bbgrap.doctor.local_facts import read_here
     from bbgrap.transport.control_sockets import check_address
     from bbgrap.user_folders import cache_folder, settings_folder
@@ -77,8 +76,8 @@ def doctor(
 
 def _in_cluster(address: str, where: Where) -> tuple[list[Finding], tuple[NodeStatus, ...]]:
     """Return what is wrong in a cluster, and its nodes."""
+    from bbgrap.doctor.checks import Finding
     from bbgrap.doctor.cluster_checks import ClusterFacts, check_cluster
-    from bbgrap.doctor.findings import Finding
     from bbgrap.errors import BbgrapError, ClusterUnavailableError
     from bbgrap.own_code import full_version
     from bbgrap.protocol.addresses import host_of
@@ -97,7 +96,7 @@ def _in_cluster(address: str, where: Where) -> tuple[list[Finding], tuple[NodeSt
 
 def _about(model: str, given: GivenInputs, nodes: tuple[NodeStatus, ...]) -> list[Finding]:
     """Return what is predicted of a model on these nodes, or what is wrong with it."""
-    from bbgrap.doctor.findings import Finding
+    from bbgrap.doctor.checks import Finding
     from bbgrap.errors import BbgrapError
 
     try:
@@ -110,7 +109,7 @@ def _about(model: str, given: GivenInputs, nodes: tuple[NodeStatus, ...]) -> lis
 def _predicted(model: str, given: GivenInputs, nodes: tuple[NodeStatus, ...]) -> list[Finding]:
     from bbgrap.cli.inputs import read_inputs
     from bbgrap.cli.models import find_model
-    from bbgrap.doctor.findings import Finding
+    from bbgrap.doctor.checks import Finding
     from bbgrap.doctor.one_more_node import check_model, cluster_of
     from bbgrap.engine.load import load_graph
     from bbgrap.engine.prepare import fit

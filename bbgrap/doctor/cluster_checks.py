@@ -10,9 +10,7 @@ from bbgrap.cluster import NodeProfile
 from bbgrap.cluster.names import name_order
 from bbgrap.cluster.speeds import shares_of
 from bbgrap.cluster.types import COORDINATOR
-from bbgrap.doctor.findings import Finding
-from bbgrap.doctor.local_checks import is_loopback
-from bbgrap.doctor.machine_checks import check_machine, check_process
+from bbgrap.doctor.checks import Finding, check_machine, check_process, is_loopback
 from bbgrap.protocol.addresses import host_of
 from bbgrap.protocol.inspection import Inspection, MachineFacts, NodeFacts
 from bbgrap.protocol.status_messages import NodeStatus

@@ -9,7 +9,7 @@ from dataclasses import replace
 from bbgrap.auto.explain import NO_ROOM, bottleneck
 from bbgrap.auto.forecast import Forecast
 from bbgrap.cluster import Cluster, NodeProfile
-from bbgrap.doctor.findings import Finding
+from bbgrap.doctor.checks import Finding
 from bbgrap.planners.options import PlanOptions
 from bbgrap.protocol.addresses import host_of
 from bbgrap.protocol.status_messages import NodeStatus

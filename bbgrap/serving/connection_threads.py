@@ -31,7 +31,7 @@ from bbgrap.serving.model import ServedModel
 from bbgrap.serving.refusals import Refusal, RefusedError, refusal_of
 from bbgrap.serving.request_head import END, MOST_BYTES, RequestHead, may_be_inference, plain_head, without_offer
 from bbgrap.serving.request_places import RequestPlace
-from bbgrap.transport.data import rest_of
+from bbgrap.transport.framing import rest_of
 
 IDLE_S = 75.0
 """How long a connection may wait for its next request, or for its client to take an answer. Chosen."""

@@ -24,12 +24,11 @@ from bbgrap.own_process import give_back_freed
 from bbgrap.protocol.client_messages import ListNodes, Nodes
 from bbgrap.serving.batching import Batcher
 from bbgrap.serving.infer_request import InferRequest
-from bbgrap.serving.model import ServedModel
+from bbgrap.serving.model import Durations, ServedModel
 from bbgrap.serving.open_sequences import SequenceTurn
 from bbgrap.serving.refusals import Refusal, RefusedError, malformed, refusal_of
 from bbgrap.serving.repository import Repository
 from bbgrap.serving.request_places import SMALL_BYTES, RequestPlace, RequestPlaces
-from bbgrap.serving.statistics import Durations
 from bbgrap.serving.tracing import Tracing
 from bbgrap.session import Connection
 from bbgrap.session.calls import CallFailedError

@@ -1,7 +1,8 @@
 """The cluster as pages and scrapers see it: the coordinator is asked once a second for all of them, never while nobody asks.
 
 A snapshot is told as server-sent events: `status` (what `bbgrap status --json` prints, but its events, and rates), `happened` (the events
-that this page was not told yet), `away` (why the coordinator does not answer), and once, at the beginning, `history`.
+that this page was not told yet), `away` (why the coordinator does not answer), and once, at the beginning, `history`. Beside it there are
+the pictures of a plan and of the latest request that was recorded on it: SVG of `bbgrap.report`.
 """
 
 from __future__ import annotations
@@ -16,11 +17,17 @@ from dataclasses import dataclass, fields, is_dataclass, replace
 from heapq import nlargest
 from typing import Any
 
-from bbgrap.errors import BbgrapError
+from bbgrap.costmodel.timeline import Timeline, read_timeline
+from bbgrap.errors import BbgrapError, RemoteProtocolError
 from bbgrap.observing.rates import ModelRates, rates_between
-from bbgrap.protocol.status_messages import ClusterEvent, Status
+from bbgrap.protocol.status_messages import ClusterEvent, PlanShown, Status
+from bbgrap.report.gantt import timeline_svg
+from bbgrap.report.layer_map import layers_svg
+from bbgrap.report.layers import read_layers
+from bbgrap.report.svg import milliseconds
+from bbgrap.report.tables import exchanges_of, traffic
+from bbgrap.report.trace import clock_error_s, timeline_of
 from bbgrap.serving.gateway import Gateway
-from bbgrap.serving.plan_pictures import drawn
 from bbgrap.session.stops import StoppedError
 
 EVERY_S = 1.0
@@ -183,3 +190,51 @@ def _plain(value: Any) -> dict[str, Any]:  # noqa: ANN401 - whatever a status ho
     if not is_dataclass(value):
         raise TypeError(f"expected plain values, got {type(value).__name__}")
     return {field.name: getattr(value, field.name) for field in fields(value)}
+
+
+_MAX_LAYERS, _MAX_SPANS = 600, 4000
+"""What a browser still draws quickly."""
+_MAX_EXCHANGES = 100
+_NOTHING = Timeline((), ())
+
+
+def drawn(shown: PlanShown) -> dict[str, Any]:
+    """Return what the page shows of a plan, as plain values.
+
+    Raises:
+        RemoteProtocolError: if the report or the records make no sense.
+    """
+    report = _report(shown.report)
+    agents = [str(name) for name in report.get("agents", [])]
+    layers = read_layers(report.get("layers", []))
+    predicted = read_timeline(report["predicted_timeline"]) if "predicted_timeline" in report else _NOTHING
+    measured = timeline_of(shown.records, shown.devices) if shown.records else _NOTHING
+    until_s, names = max(measured.total_s, predicted.total_s), measured.devices
+    return {
+        "agents": agents,
+        "layers": len(layers),
+        "layers_svg": layers_svg(layers[:_MAX_LAYERS], agents) if layers else "",
+        "recorded_at": shown.recorded_at,
+        "clock_error_s": clock_error_s(shown.records),
+        "measured_s": measured.total_s,
+        "measured_svg": _picture(measured, "measured", until_s),
+        "predicted_svg": _picture(predicted, "predicted", until_s),
+        "traffic": [[names[source], names[target], size] for (source, target), size in sorted(traffic(measured).items())],
+        "exchanges": [[e.values, e.messages, e.bytes, e.longest_wait_s] for e in exchanges_of(measured)[:_MAX_EXCHANGES]],
+    }
+
+
+def _report(text: str) -> dict[str, Any]:
+    try:
+        report = json.loads(text or "{}")
+    except ValueError as error:
+        raise RemoteProtocolError(f"report: it is no JSON: {error}") from None
+    if not isinstance(report, dict):
+        raise RemoteProtocolError(f"report: expected an object, got {type(report).__name__}")
+    return report
+
+
+def _picture(timeline: Timeline, kind: str, until_s: float) -> str:
+    if not timeline.spans or len(timeline.spans) > _MAX_SPANS:
+        return ""
+    return timeline_svg(timeline, f"{kind}: {milliseconds(timeline.total_s)}", until_s=until_s, styled=False)

@@ -11,8 +11,7 @@ from collections.abc import Collection, Iterator
 from prometheus_client.metrics_core import Metric, UnknownMetricFamily
 
 from bbgrap.protocol.status_messages import Status
-from bbgrap.serving.model import ServedModel
-from bbgrap.serving.statistics import Durations
+from bbgrap.serving.model import Durations, ServedModel
 
 
 def triton_metrics(models: Collection[ServedModel], status: Status | None) -> Iterator[Metric]:

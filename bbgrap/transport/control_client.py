@@ -17,7 +17,7 @@ from bbgrap.transport import frame_pieces
 from bbgrap.transport.channel import Channel, open_channel
 from bbgrap.transport.control_sockets import SESSION_BYTES, is_ipv6, read_monitor, set_limits, why_unknown
 from bbgrap.transport.dead_peers import facts_by
-from bbgrap.transport.host_addresses import HostAddresses
+from bbgrap.transport.host_names import HostAddresses
 from bbgrap.transport.locks import CLOSED, FAILED, ClientLock, FindLock, no_lock, refusal, was_closed
 
 _TRIES = zmq.EVENT_CONNECTED | zmq.EVENT_CONNECT_DELAYED | zmq.EVENT_CONNECT_RETRIED

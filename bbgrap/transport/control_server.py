@@ -24,7 +24,7 @@ from bbgrap.protocol.addresses import split_address
 from bbgrap.protocol.messages import BytesLike
 from bbgrap.transport import frame_pieces
 from bbgrap.transport.admission import KeyCheck, ThrottledListener
-from bbgrap.transport.channels import Channels
+from bbgrap.transport.channel import Channels
 from bbgrap.transport.control_sockets import SESSION_BYTES, is_ipv6, read_monitor, set_limits, why_unknown
 from bbgrap.transport.dead_peers import facts_by
 from bbgrap.transport.locks import NOBODY, ServerLock

@@ -1,4 +1,4 @@
-"""Messages in a stream of bytes: the framing of the data plane over TCP, without a socket.
+"""The messages of the data plane (`bbgrap.transport.tcp`), what it asks and tells, and their framing: a stream of bytes, no socket.
 
     | magic 2 | header length 2 | payload length 4 | header | payload |                    little endian
     | magic 2 | 8 + header length | payload length 4 | place 8 | header |                  the payload lies in memory that both sides have
@@ -13,16 +13,55 @@ before more than `MAX_DATA_HEADER` bytes of it are kept; memory for a large payl
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from bbgrap.errors import LocalProtocolError, RemoteProtocolError
 from bbgrap.protocol.limits import MAX_TENSOR_BYTES
 from bbgrap.protocol.messages import BytesLike
-from bbgrap.transport.data import Admit
 from bbgrap.transport.payload_memory import PayloadReader
+
+
+class Arrival(NamedTuple):
+    """A message that came: its header and payload, the network address of the sender for log lines, and who it is.
+
+    `peer` is the fingerprint of the certificate that the sender has shown, "" on a plane without any.
+    """
+
+    header: BytesLike
+    payload: BytesLike
+    sender: str = "a peer"
+    peer: str = ""
+
+
+Admit = Callable[[BytesLike, int, str], bool]
+"""Whether a message with this header may have a payload of so many bytes from this peer."""
+
+OnBroken = Callable[[str, str], None]
+"""Told the address and the reason when messages to an address may have been lost, or none can be sent; what waited for it is forgotten.
+
+It is called from a thread of the data plane, and must neither wait nor raise.
+"""
+
+
+def nobody_listens(address: str, reason: str) -> None:
+    """Do nothing about a broken connection."""
+
+
+def rest_of(pieces: Sequence[BytesLike], sent: int) -> list[BytesLike]:
+    """Return what is left of a message, given in pieces, of which so many bytes have been sent."""
+    rest: list[BytesLike] = []
+    for piece in pieces:
+        if sent >= len(piece):
+            sent -= len(piece)
+        else:
+            rest.append(memoryview(piece)[sent:])
+            sent = 0
+    return rest
+
 
 MAX_DATA_HEADER = 256
 """Bytes of a header. Chosen: those of `bbgrap.protocol.data` take 32."""

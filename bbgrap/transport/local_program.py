@@ -12,7 +12,7 @@ from bbgrap.protocol.message_layout import MessageLayout, layouts_received, layo
 from bbgrap.protocol.messages import Peer
 from bbgrap.runtime.execution import SlicePlan
 from bbgrap.runtime.schedule import LocalSend, Schedule
-from bbgrap.transport.data import Arrival
+from bbgrap.transport.framing import Arrival
 from bbgrap.transport.tcp import TcpDataPlane
 
 

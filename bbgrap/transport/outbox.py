@@ -25,10 +25,10 @@ from collections.abc import Sequence
 
 from bbgrap.protocol.addresses import split_address
 from bbgrap.protocol.messages import BytesLike
-from bbgrap.transport.data import OnBroken
 from bbgrap.transport.dead_peers import LOOK_S, detect_dead_peer, facts_of
+from bbgrap.transport.framing import OnBroken
+from bbgrap.transport.host_names import NameResolver
 from bbgrap.transport.memory_broker import MemoryClient
-from bbgrap.transport.name_resolver import NameResolver
 from bbgrap.transport.outgoing_connection import OutgoingConnection
 from bbgrap.transport.payload_memory import PayloadWriter
 from bbgrap.transport.tls import HANDSHAKE_S

@@ -16,9 +16,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from bbgrap.protocol.messages import BytesLike
-from bbgrap.transport.data import rest_of
 from bbgrap.transport.dead_peers import DeadPeerCheck
-from bbgrap.transport.framing import GREETING, PIECE_BYTES, frame_head, frame_parts, is_bound, is_laid
+from bbgrap.transport.framing import GREETING, PIECE_BYTES, frame_head, frame_parts, is_bound, is_laid, rest_of
 from bbgrap.transport.payload_memory import LEAST_BYTES, PayloadWriter
 from bbgrap.transport.shared_memory import is_invitation
 from bbgrap.transport.tls import HANDSHAKE_S, peer_of, reason_of

@@ -31,9 +31,8 @@ from dataclasses import dataclass
 from bbgrap.errors import BbgrapError, RemoteProtocolError, UsageError
 from bbgrap.protocol.addresses import split_address
 from bbgrap.protocol.messages import BytesLike
-from bbgrap.transport.data import Admit, Arrival, OnBroken, nobody_listens
 from bbgrap.transport.dead_peers import detect_dead_peer, facts_of
-from bbgrap.transport.framing import MessageReader, frame_head
+from bbgrap.transport.framing import Admit, Arrival, MessageReader, OnBroken, frame_head, nobody_listens
 from bbgrap.transport.identity import TlsIdentity
 from bbgrap.transport.memory_broker import MADE, MemoryClient
 from bbgrap.transport.outbox import Outbox

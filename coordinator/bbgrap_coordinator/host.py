@@ -24,7 +24,7 @@ from bbgrap.protocol.tensors import decode_array, encode_array
 from bbgrap.runtime.execution import Execution, SlicePlan
 from bbgrap.runtime.recording import RecordedExecution, labels_of
 from bbgrap.runtime.schedule import Schedule
-from bbgrap.transport.data import Arrival, OnBroken, nobody_listens
+from bbgrap.transport.framing import Arrival, OnBroken, nobody_listens
 from bbgrap.transport.local_program import LocalProgram
 from bbgrap.transport.peer_warnings import PeerWarnings
 from bbgrap.transport.pings import PingAnswers

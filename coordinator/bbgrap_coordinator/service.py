@@ -18,7 +18,7 @@ import zmq
 from bbgrap.control.coordinator import CoordinatorMachine
 from bbgrap.control.coordinator_instructions import Audit
 from bbgrap.control.coordinator_settings import Settings
-from bbgrap.doctor.local_checks import is_loopback
+from bbgrap.doctor.checks import is_loopback
 from bbgrap.doctor.local_facts import look_up, warn_of_packages
 from bbgrap.errors import BbgrapError, UsageError
 from bbgrap.own_code import full_version

@@ -18,7 +18,7 @@ import yaml
 
 import bbgrap
 from bbgrap.observing.metrics import CONTENT_TYPE, exposition
-from bbgrap.serving.statistics import Statistics
+from bbgrap.serving.model import Statistics
 from bbgrap.serving.triton_metrics import triton_metrics
 from tests.bbgrap.observing.statuses import STATUS
 from tests.waiting import until

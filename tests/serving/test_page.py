@@ -15,9 +15,8 @@ import pytest
 
 from bbgrap.observing.rates import rates_between
 from bbgrap.protocol.status_messages import PlanShown
-from bbgrap.serving.plan_pictures import drawn
-from bbgrap.serving.statistics import Durations, Statistics
-from bbgrap.serving.status_poller import _event, _points
+from bbgrap.serving.model import Durations, Statistics
+from bbgrap.serving.status_poller import _event, _points, drawn
 from bbgrap.serving.tracing import Tracing
 from bbgrap.serving.triton_metrics import triton_metrics
 from tests.bbgrap.observing.receiver import receiver

@@ -16,7 +16,7 @@ from bbgrap.protocol.data import Frame, Kind
 from bbgrap.protocol.messages import Peer, Recorded, RequestFailed
 from bbgrap.runtime.execution import SlicePlan
 from bbgrap.runtime.schedule import BufferSpec, LocalPart, LocalReceive, LocalRun, LocalSend, Schedule
-from bbgrap.transport.data import Arrival
+from bbgrap.transport.framing import Arrival
 from tests.inproc import InprocNetwork
 
 ROW = BufferSpec("row", DType.FLOAT, (2,))

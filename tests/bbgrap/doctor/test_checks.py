@@ -5,9 +5,8 @@ from dataclasses import replace
 import pytest
 
 from bbgrap.cluster.types import LinkProfile, NodeProfile, Speed
+from bbgrap.doctor.checks import check_here, exit_code, in_order
 from bbgrap.doctor.cluster_checks import ClusterFacts, check_cluster
-from bbgrap.doctor.findings import exit_code, in_order
-from bbgrap.doctor.local_checks import check_here
 from bbgrap.doctor.local_facts import Folder, LocalFacts, Package, ResolvedHost
 from bbgrap.protocol.inspection import Inspection, MachineFacts, NodeFacts, RequestedPlan
 from bbgrap.protocol.status_messages import NodeStatus

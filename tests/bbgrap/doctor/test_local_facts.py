@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from bbgrap.doctor import local_facts
-from bbgrap.doctor.local_checks import check_here
+from bbgrap.doctor.checks import check_here
 from bbgrap.doctor.machine import card_speed, free_bytes, read_machine
 from tests.bbgrap.doctor.test_cgroups import real_group, tree
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from bbgrap.transport.data import Arrival
+from bbgrap.transport.framing import Arrival
 from bbgrap.transport.tcp import TcpDataPlane
 
 OpenPlane = Callable[[], TcpDataPlane]

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from bbgrap.transport import name_resolver, outbox
+from bbgrap.transport import host_names, outbox
 from bbgrap.transport.framing import GREETING, frame_head
 from bbgrap.transport.tcp import TcpDataPlane
 from tests.bbgrap.transport.check_transport import receive
@@ -172,7 +172,7 @@ def test_a_few_messages_may_be_as_large_as_they_like():
 
 
 def test_a_slow_name_server_holds_up_nobody_else(monkeypatch):
-    real, ends = name_resolver._find, threading.Event()
+    real, ends = host_names._find, threading.Event()
 
     def slow(host, port, flags):
         if host == "slow.invalid" and not flags:
@@ -180,7 +180,7 @@ def test_a_slow_name_server_holds_up_nobody_else(monkeypatch):
             raise socket.gaierror("no such host")
         return real(host, port, flags)
 
-    monkeypatch.setattr(name_resolver, "_find", slow)
+    monkeypatch.setattr(host_names, "_find", slow)
     target = TcpDataPlane("tcp://127.0.0.1:0", "127.0.0.1")
     with sending("tcp://slow.invalid:1") as (plane, told):
         time.sleep(0.1)
@@ -216,14 +216,14 @@ def test_names_are_found_and_what_has_none_is_told_of():
 
 
 def test_a_name_that_is_found_while_it_is_asked_for_is_used_at_once(monkeypatch):
-    real = name_resolver.NameResolver.look_up
+    real = host_names.NameResolver.look_up
 
     def interrupted(self, host, port):
         place = real(self, host, port)
         time.sleep(0.3)  # the answer comes meanwhile
         return place
 
-    monkeypatch.setattr(name_resolver.NameResolver, "look_up", interrupted)
+    monkeypatch.setattr(host_names.NameResolver, "look_up", interrupted)
     target = TcpDataPlane("tcp://127.0.0.1:0", "localhost")
     with sending(target.address) as (plane, told):
         plane.send(target.address, b"hello")

@@ -10,8 +10,7 @@ import time
 
 import pytest
 
-from bbgrap.transport.channel import open_channel
-from bbgrap.transport.channels import MAX_CHANNELS, Channels
+from bbgrap.transport.channel import MAX_CHANNELS, Channels, open_channel
 from bbgrap.transport.shared_memory import TOKEN_BYTES, is_possible
 
 pytestmark = pytest.mark.skipif(not is_possible(), reason="this system has no sealed memory")

@@ -9,7 +9,7 @@ import zmq
 
 from bbgrap.transport.control_client import ControlClient
 from bbgrap.transport.control_server import ControlServer
-from bbgrap.transport.host_addresses import HostAddresses
+from bbgrap.transport.host_names import HostAddresses
 from tests.waiting import until
 
 

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from bbgrap.transport import name_resolver
-from bbgrap.transport.name_resolver import NameResolver
+from bbgrap.transport import host_names
+from bbgrap.transport.host_names import NameResolver
 from tests.waiting import until
 
 WAIT_S = 5.0
@@ -38,7 +38,7 @@ def served(monkeypatch, answer):
             raise socket.gaierror(socket.EAI_NONAME, "not numeric")
         return answer(host)
 
-    monkeypatch.setattr(name_resolver.socket, "getaddrinfo", look_up)
+    monkeypatch.setattr(host_names.socket, "getaddrinfo", look_up)
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,7 @@ def test_without_another_thread_it_is_said_until_there_is_one(resolver, monkeypa
 def test_a_host_that_has_moved_is_looked_for_where_it_was_for_two_seconds_at_most(resolver, monkeypatch):
     """A coordinator whose pod was placed anew was joined at once, and its data plane looked for at the old address for ten seconds."""
     now, answers = time.monotonic(), [IPV4]
-    monkeypatch.setattr(name_resolver, "time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr(host_names, "time", SimpleNamespace(monotonic=lambda: now))
     served(monkeypatch, lambda host: answers)
     assert found(resolver, "head.example") == (IPV4[0], IPV4[4])
     answers = [place(socket.AF_INET, "10.0.0.2")]

@@ -13,7 +13,7 @@ from bbgrap.protocol.data import Frame, Kind, unpack_number
 from bbgrap.protocol.faults import Fault
 from bbgrap.protocol.messages import Peer, TensorHeader
 from bbgrap.runtime.schedule import BufferSpec, LocalJoin, LocalPart, LocalReceive, LocalSend, Schedule
-from bbgrap.transport.data import Arrival
+from bbgrap.transport.framing import Arrival
 from tests.inproc import InprocNetwork
 
 X = np.arange(4, dtype=np.float32)
