@@ -26,8 +26,8 @@ from onnx import TensorProto, helper
 
 import bbgrap
 from bbgrap.transport.certificates import Authority
-from bbgrap.transport.identity import TlsIdentity
 from bbgrap.transport.tcp import TcpDataPlane
+from bbgrap.transport.tls import TlsIdentity
 
 HALO_BYTES = 64 * 56 * 4
 IDLE_S = 2.0

@@ -29,7 +29,7 @@ from bbgrap.protocol.agent_directions import FROM_AGENT, TO_AGENT
 from bbgrap.protocol.inspection import Inspect, Inspected
 from bbgrap.protocol.key_messages import Enrolled
 from bbgrap.transport.control_client import ControlClient
-from bbgrap.transport.identity import TlsIdentity
+from bbgrap.transport.tls import TlsIdentity
 from bbgrap.transport.wakeup_queue import WakeupQueue
 from bbgrap_agent.nanny import Nanny, WorkerEnded
 from bbgrap_agent.own_address import AddressWatch

@@ -29,9 +29,9 @@ from bbgrap.protocol.tokens import KEY_BYTES
 from bbgrap.transport.certificates import make_request
 from bbgrap.transport.control_client import ControlClient, is_listening, unavailable
 from bbgrap.transport.credentials import Credentials
-from bbgrap.transport.identity import TlsIdentity
 from bbgrap.transport.locks import NOBODY, ClientLock, FindLock, KeyPair, no_lock
-from bbgrap.transport.peer_warnings import PeerWarnings
+from bbgrap.transport.strangers import PeerWarnings
+from bbgrap.transport.tls import TlsIdentity
 from bbgrap.user_folders import settings_folder, write_private
 
 AGAIN_S = 1.0

@@ -24,8 +24,8 @@ from bbgrap.protocol.messages import BytesLike, Peer, Recorded, RequestFailed
 from bbgrap.runtime.execution import Execution, Kernel, SendParts
 from bbgrap.runtime.recording import Clock
 from bbgrap.transport.framing import Arrival, OnBroken, nobody_listens
-from bbgrap.transport.peer_warnings import PeerWarnings
 from bbgrap.transport.pings import MAX_PONG_BYTES, PingAnswers, question
+from bbgrap.transport.strangers import PeerWarnings
 from bbgrap.transport.tcp import TcpDataPlane
 from bbgrap_agent.deployment import Deployment
 from bbgrap_agent.early_messages import EarlyMessages, RequestKey

@@ -14,7 +14,7 @@ from bbgrap.cluster.types import NodeProfile, Speed
 from bbgrap.doctor.cgroups import free_memory_bytes
 from bbgrap.errors import ExecutionError
 from bbgrap.protocol.messages import Join
-from bbgrap.transport.identity import TlsIdentity
+from bbgrap.transport.tls import TlsIdentity
 from bbgrap.work import KINDS
 from bbgrap_agent.kernels import kernel_samples
 from bbgrap_agent.overheads import message_samples, segment_samples

@@ -27,8 +27,8 @@ from bbgrap.own_code import own_code, replaced_code
 from bbgrap.own_process import python_command
 from bbgrap.protocol.messages import Abandon, Deploy, Heartbeat, Release, WorkerLost
 from bbgrap.transport.credentials import TOKEN, TOKEN_FILE
-from bbgrap.transport.identity import TlsIdentity
 from bbgrap.transport.memory_broker import start_broker
+from bbgrap.transport.tls import TlsIdentity
 from bbgrap_agent.exit_causes import cause_of, oom_kills, sentence_of
 from bbgrap_agent.pipe import FROM_WORKER, TO_WORKER, Pipe
 from bbgrap_agent.progress import WorkerProgress, shared_memory

@@ -28,9 +28,9 @@ from bbgrap.protocol.messages import Peer
 from bbgrap.runtime.blocked import aligned_empty
 from bbgrap.runtime.execution import SlicePlan
 from bbgrap.runtime.schedule import BufferSpec, LocalPart, LocalSend, Schedule
-from bbgrap.transport.identity import TlsIdentity
 from bbgrap.transport.local_program import LocalProgram
 from bbgrap.transport.tcp import TcpDataPlane
+from bbgrap.transport.tls import TlsIdentity
 from bbgrap.work import Work
 from bbgrap.zoo.builder import Builder
 from bbgrap_agent.speed_fitting import Sample, typical

@@ -31,10 +31,10 @@ from bbgrap.engine.sessions import give_back_arena, share_arena
 from bbgrap.errors import BbgrapError, ExecutionError, ModelError
 from bbgrap.observing.logs import inherited_format, name_node, write_logs
 from bbgrap.protocol import messages
-from bbgrap.transport.identity import TlsIdentity
 from bbgrap.transport.memory_broker import MemoryClient
 from bbgrap.transport.process import allow_many_descriptors
 from bbgrap.transport.tcp import TcpDataPlane
+from bbgrap.transport.tls import TlsIdentity
 from bbgrap_agent.confinement import confine_worker
 from bbgrap_agent.executor import Executor
 from bbgrap_agent.introduction import introduce

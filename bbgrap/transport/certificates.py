@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from bbgrap.errors import RemoteProtocolError
-from bbgrap.transport.identity import TlsIdentity
+from bbgrap.transport.tls import TlsIdentity
 
 MAX_REQUEST_BYTES = 4 << 10
 """A signing request has some 250 bytes."""

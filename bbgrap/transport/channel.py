@@ -28,8 +28,8 @@ import numpy as np
 from bbgrap.errors import RemoteProtocolError
 from bbgrap.protocol.messages import BytesLike
 from bbgrap.transport.payload_memory import PAGE_BYTES, PayloadReader, PayloadWriter
-from bbgrap.transport.peer_warnings import PeerWarnings
 from bbgrap.transport.shared_memory import TOKEN_BYTES, is_invitation, is_same_user, listen, map_sealed, offer_memory, receive_memory
+from bbgrap.transport.strangers import PeerWarnings
 
 RING_BYTES = 128 << 20
 """What one side may have on its way. Chosen: a reader of text answers 58 MB for six lines, and two threads may ask.

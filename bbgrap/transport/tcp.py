@@ -33,13 +33,12 @@ from bbgrap.protocol.addresses import split_address
 from bbgrap.protocol.messages import BytesLike
 from bbgrap.transport.dead_peers import detect_dead_peer, facts_of
 from bbgrap.transport.framing import Admit, Arrival, MessageReader, OnBroken, frame_head, nobody_listens
-from bbgrap.transport.identity import TlsIdentity
 from bbgrap.transport.memory_broker import MADE, MemoryClient
 from bbgrap.transport.outbox import Outbox
 from bbgrap.transport.payload_memory import MEMORY_BYTES, PayloadReader, PayloadWriter
-from bbgrap.transport.peer_warnings import PeerWarnings
 from bbgrap.transport.shared_memory import map_sealed
-from bbgrap.transport.tls import RECORD_ON_WIRE, client_context, server_context
+from bbgrap.transport.strangers import PeerWarnings
+from bbgrap.transport.tls import RECORD_ON_WIRE, TlsIdentity, client_context, server_context
 from bbgrap.transport.tls_accept import Acceptor
 from bbgrap.transport.wakeup_queue import WakeupQueue
 

@@ -1,4 +1,4 @@
-"""TLS 1.3 on the data plane: contexts, and errors in words.
+"""TLS 1.3 on the data plane: what nodes show to their peers, contexts, and errors in words.
 
 OpenSSL writes and reads one record of 16 KiB in a call, and each costs system calls. Measured on one core each: SSLSocket is faster than
 MemoryBIO up to 64 KiB, and simpler; of what comes nothing stays in OpenSSL but the record that is incomplete.
@@ -6,15 +6,50 @@ MemoryBIO up to 64 KiB, and simpler; of what comes nothing stays in OpenSSL but 
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import ssl
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from bbgrap.transport.identity import TlsIdentity, fingerprint_of
 from bbgrap.transport.shared_memory import make_memory
+
+
+@dataclass(frozen=True, slots=True)
+class TlsIdentity:
+    """What a node shows on the data plane, and whom it believes: all PEM.
+
+    It is read by processes that make no certificates, and so without the library that does.
+    """
+
+    key: bytes = field(repr=False)
+    certificate: bytes
+    authority: bytes
+    """The certificate of the authority that peers must have theirs from."""
+
+    @property
+    def fingerprint(self) -> str:
+        """The SHA-256 of the certificate (DER), in hex."""
+        return fingerprint_of(ssl.PEM_cert_to_DER_cert(self.certificate.decode()))
+
+    def to_bytes(self) -> bytes:
+        """Return all of it, with the key, for a pipe to a child."""
+        return json.dumps([part.decode() for part in (self.key, self.certificate, self.authority)]).encode()
+
+    @staticmethod
+    def from_bytes(content: bytes) -> TlsIdentity:
+        """Undo `to_bytes`."""
+        return TlsIdentity(*(part.encode() for part in json.loads(content)))
+
+
+def fingerprint_of(certificate: bytes) -> str:
+    """Return the fingerprint of a certificate (DER)."""
+    return hashlib.sha256(certificate).hexdigest()
+
 
 RECORD_ON_WIRE = (16 << 10) + 256 + 5
 """The most that a record may take on the network (RFC 8446, 5.2)."""

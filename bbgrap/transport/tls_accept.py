@@ -27,8 +27,7 @@ from typing import NamedTuple
 from bbgrap.transport.dead_peers import detect_dead_peer, facts_of
 from bbgrap.transport.framing import GREETING
 from bbgrap.transport.listener_filter import CANNOT_SHUT, hear_all, hear_only
-from bbgrap.transport.peer_warnings import PeerWarnings
-from bbgrap.transport.rate import Rate
+from bbgrap.transport.strangers import PeerWarnings, Rate
 from bbgrap.transport.tls import HANDSHAKE_S, peer_of, reason_of
 from bbgrap.transport.wakeup_queue import WakeupQueue
 

@@ -26,8 +26,8 @@ from bbgrap.runtime.recording import RecordedExecution, labels_of
 from bbgrap.runtime.schedule import Schedule
 from bbgrap.transport.framing import Arrival, OnBroken, nobody_listens
 from bbgrap.transport.local_program import LocalProgram
-from bbgrap.transport.peer_warnings import PeerWarnings
 from bbgrap.transport.pings import PingAnswers
+from bbgrap.transport.strangers import PeerWarnings
 from bbgrap.transport.tcp import TcpDataPlane
 
 _log = logging.getLogger("bbgrap.coordinator")

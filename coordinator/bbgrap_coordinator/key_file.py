@@ -16,8 +16,8 @@ from bbgrap.errors import UsageError
 from bbgrap.protocol.roles import NODE
 from bbgrap.protocol.tokens import Role
 from bbgrap.transport.certificates import Authority
-from bbgrap.transport.identity import TlsIdentity
 from bbgrap.transport.locks import KeyPair
+from bbgrap.transport.tls import TlsIdentity
 from bbgrap.user_folders import write_all_private
 
 VERSION = 1

@@ -18,7 +18,7 @@ from bbgrap.protocol.client_messages import Failed
 from bbgrap.protocol.key_messages import Enrol, KeyMessage
 from bbgrap.protocol.messages import Refused
 from bbgrap.transport.control_server import key_of
-from bbgrap.transport.rate import Rate
+from bbgrap.transport.strangers import Rate
 from bbgrap_coordinator.key_refusals import not_written
 from bbgrap_coordinator.keyring import KeyAnswer, KeyChange, KeyRing
 from bbgrap_coordinator.no_keys import NoKeys

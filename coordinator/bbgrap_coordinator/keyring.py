@@ -29,8 +29,8 @@ from bbgrap.protocol.messages import AgentMessage, Join, Refused
 from bbgrap.protocol.roles import MAY, NODE, needed_for
 from bbgrap.protocol.tokens import Role, Token
 from bbgrap.transport.control_server import key_of
-from bbgrap.transport.identity import fingerprint_of
 from bbgrap.transport.locks import KeyPair, ServerLock
+from bbgrap.transport.tls import fingerprint_of
 from bbgrap_coordinator.key_file import KeyRecord, SavedKeys, Secrets, read_keys, write_keys
 from bbgrap_coordinator.key_refusals import SHUT_OUT, refused_call
 

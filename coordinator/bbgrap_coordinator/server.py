@@ -30,7 +30,7 @@ from bbgrap.protocol.faults import Fault
 from bbgrap.protocol.key_messages import CreateToken, Enrol, Enrolled, KeyMessage, ListTokens, RevokeToken, RotateToken
 from bbgrap.protocol.messages import Deploy, DeploymentFailed, Leave, Refused, Welcome
 from bbgrap.transport.control_server import ControlServer
-from bbgrap.transport.peer_warnings import PeerWarnings
+from bbgrap.transport.strangers import PeerWarnings
 from bbgrap.transport.tcp import TcpDataPlane
 from bbgrap.transport.wakeup_queue import WakeupQueue
 from bbgrap_coordinator.audit import AuditLog

@@ -27,11 +27,11 @@ from bbgrap.protocol.addresses import ALL_ADDRESSES, host_of, split_address
 from bbgrap.transport.control_server import ControlServer
 from bbgrap.transport.control_sockets import check_address
 from bbgrap.transport.discovery import announce
-from bbgrap.transport.identity import TlsIdentity
 from bbgrap.transport.local_tokens import note_token
 from bbgrap.transport.memory_broker import start_broker
 from bbgrap.transport.process import allow_many_descriptors, exit_with_parent
 from bbgrap.transport.tcp import TcpDataPlane
+from bbgrap.transport.tls import TlsIdentity
 from bbgrap.user_folders import cache_folder
 from bbgrap_coordinator.artifacts import ArtifactFolders
 from bbgrap_coordinator.audit import AuditLog

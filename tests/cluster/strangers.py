@@ -25,9 +25,8 @@ from bbgrap.protocol.directions import TO_AGENT, TO_CLIENT, TO_COORDINATOR
 from bbgrap.protocol.messages import BytesLike
 from bbgrap.transport.control_client import ControlClient
 from bbgrap.transport.framing import GREETING, frame_head
-from bbgrap.transport.identity import TlsIdentity
 from bbgrap.transport.locks import ClientLock
-from bbgrap.transport.tls import client_context
+from bbgrap.transport.tls import TlsIdentity, client_context
 from tests.messages import AGENT, CLIENT, KEYS
 
 EVERYTHING = [*AGENT, *CLIENT, *KEYS]

@@ -11,8 +11,7 @@ from bbgrap.errors import ModelError
 from bbgrap.graph.lower import remove_dead
 from bbgrap.graph.types import Array, DType, Graph, Node
 from bbgrap.zoo.builder import Builder
-from bbgrap.zoo.training.gradients import RULES
-from bbgrap.zoo.training.norm import normalized
+from bbgrap.zoo.training.gradients import RULES, normalized
 
 RATE, MOMENTUM = 0.001, 0.9
 """Chosen: the usual momentum, and a rate at which the networks of this package learn from their seeded weights without a warm-up."""

@@ -6,7 +6,7 @@ from cryptography.x509.oid import NameOID
 
 from bbgrap.errors import RemoteProtocolError
 from bbgrap.transport.certificates import MAX_REQUEST_BYTES, Authority, make_request
-from bbgrap.transport.identity import TlsIdentity
+from bbgrap.transport.tls import TlsIdentity
 
 
 def request_with(key, *, extensions=()):

@@ -2,7 +2,7 @@
 
 import logging
 
-from bbgrap.transport.peer_warnings import MOST_PEERS, PeerWarnings
+from bbgrap.transport.strangers import MOST_PEERS, PeerWarnings
 
 
 def test_each_peer_is_warned_of_once(caplog):

@@ -36,8 +36,8 @@ from bbgrap.protocol.roles import MAY, NODE
 from bbgrap.protocol.tokens import Role, Token
 from bbgrap.transport.certificates import make_request
 from bbgrap.transport.control_sockets import SESSION_BYTES
-from bbgrap.transport.identity import fingerprint_of
 from bbgrap.transport.locks import KeyPair
+from bbgrap.transport.tls import fingerprint_of
 from tests.messages import AGENT, CLIENT, KEYS
 
 _, REQUEST = make_request("x")
