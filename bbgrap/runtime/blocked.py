@@ -7,15 +7,14 @@ plain slices of it; what comes from another machine or goes there is converted o
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from functools import partial
+from collections.abc import Collection, Mapping
 from math import prod
 
 import numpy as np
 
 from bbgrap.graph.types import Array
-from bbgrap.runtime.execution import Copy, SlicePlan, Take
-from bbgrap.runtime.schedule import Box, LocalJoin, LocalPart, Schedule, box_shape, extract, index_of
+from bbgrap.runtime.execution import SlicePlan
+from bbgrap.runtime.schedule import Box, LocalJoin, LocalPart, Schedule, box_shape, extract
 
 _ALIGN = 64
 """Bytes of a vector register: kernels read an array that begins at such an address faster."""
@@ -55,42 +54,19 @@ class BlockedSlicePlan(SlicePlan):
         rest = tuple(tuple((start - at, stop - at) for start, stop in ranges) for ranges, at in zip(part.box, origin, strict=True))
         return found if box_shape(part.box) == found.shape else extract(found, rest)
 
-    def taker(self, part: LocalPart) -> Take:
-        """Return what takes a region as a plain array: one copy where it is whole blocks of channels, as halos are."""
-        if part.buffer not in self.blocked:
-            return super().taker(part)
-        if not self._has_whole_blocks(part):
-            return partial(self.part, part)
-        assert part.box is not None
-        made, (shape, offset, strides) = box_shape(part.box), self._window(part)
-
-        def take(array: Array) -> Array:
-            piece: Array = np.empty(made, _FLOAT)
-            to_blocks(piece, self.block)[...] = np.ndarray(shape, _FLOAT, array, offset, strides)
-            return piece
-
-        return take
-
-    def begin(self, step: LocalJoin) -> Array:
-        """Return the array of a `LocalJoin`'s output before anything was copied there, blocked if that is."""
+    def empty(self, step: LocalJoin, arrays: Mapping[int, Array]) -> Array:
+        """Return the array of a `LocalJoin`'s output before anything is there, blocked if that is."""
         shape = self.schedule.buffers[step.output].shape
-        return super().begin(step) if step.output not in self.blocked or shape is None else aligned_empty(shape)
+        return super().empty(step, arrays) if step.output not in self.blocked or shape is None else aligned_empty(shape)
 
-    def copier(self, step: LocalJoin, part: LocalPart, box: Box | None) -> Copy:
-        """Return what copies one piece of a `LocalJoin`."""
+    def place(self, step: LocalJoin, joined: Array, box: Box | None, part: LocalPart, array: Array) -> None:
+        """Copy one piece of a `LocalJoin` to where it belongs."""
         if step.output not in self.blocked:
-            return super().copier(step, part, box)
+            super().place(step, joined, box, part, array)
+            return
         (shape, here, steps), (_, offset, strides) = self._window(LocalPart(step.output, box)), self._window(part)
-
-        def copy(joined: Array, array: Array) -> None:
-            dense = array if array.flags.c_contiguous else np.ascontiguousarray(array)
-            np.ndarray(shape, _FLOAT, joined, here, steps)[...] = np.ndarray(shape, _FLOAT, dense, offset, strides)
-
-        return copy
-
-    def _has_whole_blocks(self, part: LocalPart) -> bool:
-        """Whether a region is one range per axis, and whole blocks of channels."""
-        return part.box is not None and index_of(part.box) is not None and not any(c % self.block for c in part.box[1][0])
+        dense = array if array.flags.c_contiguous else np.ascontiguousarray(array)
+        np.ndarray(shape, _FLOAT, joined, here, steps)[...] = np.ndarray(shape, _FLOAT, dense, offset, strides)
 
     def _window(self, part: LocalPart) -> _Window:
         """Return where a region of whole blocks is, whether its buffer is blocked or not."""
