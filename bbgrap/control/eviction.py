@@ -50,7 +50,8 @@ class Room:
 def room_for(loading: Loading, newcomer: ServedPlan, name: str, incoming: Incoming, now: float, going: Iterable[Variant] = ()) -> Room:
     """Find what is to go on an agent, besides what goes anyway: what serves nobody first, then what is not in use, then the oldest.
 
-    For too little memory nothing goes; beyond the number of variants comes only what cannot wait.
+    Where something large has to go, what would have gone before it stays if there is room. For too little memory nothing goes; beyond
+    the number of variants comes only what cannot wait.
     """
     leaving = _Leaving(loading, newcomer, name, now, going)
     most = MAX_SCALED if incoming.scaled else MAX_LOADED
@@ -64,6 +65,11 @@ def room_for(loading: Loading, newcomer: ServedPlan, name: str, incoming: Incomi
     while incoming.memory_bytes and loading.packed_bytes(name, leaving.lost) + incoming.memory_bytes > memory:
         if not leaving.lets_go_one(leaving.staying()):
             return Room(counted, is_enough=False)
+    for variant in reversed(leaving.going[len(counted) :]):  # what is too small, or shares what it has, may have gone for nothing
+        staying = leaving.lost - {variant.epoch}
+        if loading.packed_bytes(name, staying) + incoming.memory_bytes <= memory:
+            leaving.lost = staying
+            leaving.going.remove(variant)
     return Room(tuple(leaving.going), is_enough=True)
 
 

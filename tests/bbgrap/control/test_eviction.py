@@ -122,6 +122,21 @@ def test_models_in_use_do_not_take_turns_in_memory():
     assert packed(wire) <= 3 * WEIGHT_BYTES
 
 
+def test_what_makes_too_little_room_by_itself_stays_where_something_larger_has_to_go():
+    wire = wire_with_memory(5 * WEIGHT_BYTES)
+    sizes = {1: WEIGHT_BYTES // 10, 2: 2 * WEIGHT_BYTES, 3: 2 * WEIGHT_BYTES}
+    wire.standby = lambda job: weighing(standby_of(job), dict(job.top)["y"], sizes[dict(job.top)["y"]])
+    wire.plan = lambda job: weighing(plan_of(job), dict(job.options.top)["y"], 4)
+    use(wire, 1)
+    use(wire, 2)
+    small = {epoch for epoch, variant in wire.coordinator.loading.by_epoch.items() if dict(variant.plan.top)["y"] == 1}
+    assert small
+    wire.wait(1.5 * IN_USE_S)
+    use(wire, 3)
+    assert small <= set(wire.coordinator.loading.by_epoch)
+    assert packed(wire) <= 5 * WEIGHT_BYTES
+
+
 def test_a_model_larger_than_any_node_takes_no_standby_away():
     wire = wire_with_memory(4 * WEIGHT_BYTES)
     use(wire, 1)
