@@ -17,7 +17,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, product
-from math import prod
 
 import numpy as np
 
@@ -32,9 +31,6 @@ Box = tuple[Ranges, ...]
 
 OPEN = 1 << 62
 """Where a range ends that has all of an axis of any size."""
-
-_MANY_SLABS = 64
-"""From here on a region of several ranges is copied by the numbers of its elements: slow, but one call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,8 +227,6 @@ def extract(array: Array, box: Box | None) -> Array:
     if index is not None:
         return array[index]
     box = _closed(box, array)
-    if prod(map(len, box)) > _MANY_SLABS:
-        return array[_indices(box)]
     region = np.empty(box_shape(box), array.dtype)
     for there, here in _slabs(box):
         region[here] = array[there]
@@ -244,12 +238,8 @@ def place(array: Array, box: Box | None, piece: Array) -> None:
     if box is None:
         array[...] = piece
         return
-    box = _closed(box, array)
-    if prod(map(len, box)) > _MANY_SLABS:
-        array[_indices(box)] = piece
-    else:
-        for there, here in _slabs(box):
-            array[there] = piece[here]
+    for there, here in _slabs(_closed(box, array)):
+        array[there] = piece[here]
 
 
 def _slabs(box: Box) -> Iterator[tuple[tuple[slice, ...], tuple[slice, ...]]]:
@@ -260,10 +250,6 @@ def _slabs(box: Box) -> Iterator[tuple[tuple[slice, ...], tuple[slice, ...]]]:
         axes.append([(slice(start, stop), slice(end - (stop - start), end)) for (start, stop), end in zip(ranges, stops, strict=True)])
     for slab in product(*axes):
         yield tuple(there for there, _ in slab), tuple(here for _, here in slab)
-
-
-def _indices(box: Box) -> tuple[Array, ...]:
-    return np.ix_(*(np.concatenate([np.arange(*r) for r in ranges]) if ranges else np.arange(0) for ranges in box))
 
 
 def part_shape(spec: BufferSpec, part: LocalPart) -> tuple[int, ...] | None:
