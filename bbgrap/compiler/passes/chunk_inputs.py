@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, islice, pairwise
+from itertools import accumulate, pairwise
 
 from bbgrap.compiler.memory import weight_bytes
 from bbgrap.compiler.passes.chunks import Derived, Narrow, Prefix, derive, made_in_parts, prefixes_of
@@ -111,7 +111,7 @@ class ChunkInputs:
                 stretch = _Stretch(
                     way, extent, _Line.through((least, some_bytes), (extent, all_bytes)), _Line.through((least, some_s), (extent, all_s))
                 )
-                for sizes in stretch.divisions(least, most):
+                for sizes in stretch.divisions(most):
                     seconds = stretch.seconds(sizes) + join_s
                     if seconds < WORTH * stretch.seconds((extent,)):
                         yield _Choice(prefix, axis, sizes, seconds - all_s)
@@ -204,24 +204,11 @@ class _Stretch:
         there_s = max(before.done_s, read / rate + late_s)
         return _Progress(before.come + size, read, late_s, there_s + self.way.each_s + self.work.at(size))
 
-    def divisions(self, least: int, most: int) -> Iterator[tuple[int, ...]]:
-        """Yield divisions of the axis: equal parts, and a small first part with as much after it as has come meanwhile."""
+    def divisions(self, most: int) -> Iterator[tuple[int, ...]]:
+        """Yield divisions of the axis into up to so many equal parts."""
         for count in range(2, min(most, self.extent) + 1):
             bounds = [self.extent * number // count for number in range(count + 1)]
             yield tuple(b - a for a, b in pairwise(bounds))
-        for first in sorted({1, least}):
-            sizes = tuple(islice(self._growing(first), most + 1))
-            if 1 < len(sizes) <= most:
-                yield sizes
-
-    def _growing(self, first: int) -> Iterator[int]:
-        progress, size = _Progress(), first
-        while progress.come < self.extent:
-            size = min(size, self.extent - progress.come)
-            yield size
-            progress = self._after(progress, size)
-            here = min(progress.done_s / self.way.seconds * self.way.size, progress.read + UNREAD_BYTES)
-            size = max(first, int((here - self.bytes.fixed) / self.bytes.each) - progress.come if self.bytes.each > 0 else first)
 
 
 def _axes(region: ShapeMap) -> Iterator[tuple[int, int]]:
