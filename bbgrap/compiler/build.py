@@ -2,8 +2,9 @@
 
 For every value that a node computes: each device that holds a tile sends it to all other devices; each device concatenates the whole
 value; before each use the needed region is cropped out of it. The model's inputs are sent whole to every device that reads them, its
-outputs go from the tiles to the host. State is nobody's input and output: every agent holds all of it before a request, and gathers all of
-it for the next one. Nothing is pruned here: `passes` do that, and `simulate` shows that they change no answer.
+outputs go from the tiles to the host, which does the concatenations that only make outputs. State is nobody's input and output: every
+agent holds all of it before a request, and gathers all of it for the next one. Nothing is pruned here: `passes` do that, and `simulate`
+shows that they change no answer.
 """
 
 from __future__ import annotations
@@ -11,11 +12,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from bbgrap.compiler.host_concat import joined_by_host
 from bbgrap.compiler.program_writer import DeviceWriter, ProgramWriter
 from bbgrap.graph import Node
 from bbgrap.graph.state import kept_region
 from bbgrap.planners.pieces import reduction_of
-from bbgrap.planners.plan import Plan, Tile
+from bbgrap.planners.plan import Plan, Tile, whole_output
 from bbgrap.program.steps import Apply, Assemble, BufferId, Combine, Compute, Piece, Program
 from bbgrap.shapemap import ShapeMap, subtract_all
 from bbgrap.tdl import Descriptions, localize, localize_part, output_regions
@@ -35,12 +37,12 @@ StateLayout = Sequence[Sequence[tuple[str, ShapeMap]]]
 """What every agent holds of state between requests: inputs and regions of them, along an axis that grows all of it."""
 
 
-def build_initial(plan: Plan, descriptions: Descriptions, begins: StateLayout | None = None) -> Program:
-    """Return the initial program of a plan.
+def build_initial(plan: Plan, descriptions: Descriptions, begins: StateLayout | None = None, *, open_sizes: bool = False) -> Program:
+    """Return the initial program of a plan; with `open_sizes` the host puts nothing together whose size moves.
 
     With `begins` it is that of a sequence's first request: state comes with the request, and is left as another program will find it.
     """
-    return _Builder(plan, descriptions, begins).run()
+    return _Builder(plan, descriptions, begins, open_sizes).run()
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,10 +55,14 @@ class _Held:
 
 
 class _Builder(ProgramWriter[_DeviceBuilder]):
-    def __init__(self, plan: Plan, descriptions: Descriptions, begins: StateLayout | None) -> None:
+    def __init__(self, plan: Plan, descriptions: Descriptions, begins: StateLayout | None, open_sizes: bool) -> None:
         super().__init__(plan, descriptions, _DeviceBuilder)
         self.begins = begins
         self.counter = WorkCounter(plan.graph, descriptions)
+        self.joined = frozenset[str]() if open_sizes else joined_by_host(plan, descriptions)
+        joined = (plan.graph.node_by_name[name] for name in self.joined)
+        self.returned = {*plan.graph.answered, *(name for node in joined for name in node.inputs)}
+        """What the host gets of agents."""
         self.kept = set(plan.graph.state.values())
 
     def run(self) -> Program:
@@ -64,7 +70,10 @@ class _Builder(ProgramWriter[_DeviceBuilder]):
         feeds = tuple(self._scatter(name) for name in (self.graph.given if self.begins is None else self.graph.inputs))
         states = [self._recall(device) for device in self.devices[: self.host]]
         for node in self.graph.nodes:
-            self._layer(node)
+            if node.name in self.joined:
+                host.full[node.outputs[0]] = self._compute(node, Tile(self.host, whole_output(self.graph, node)), None)[0]
+            else:
+                self._layer(node)
         answer = host.finish(feeds, tuple(host.full[name] for name in self.graph.answered))
         return Program(self.graph, (*(d.finish(s, self._keep(d)) for d, s in zip(self.devices, states, strict=False)), answer))
 
@@ -104,7 +113,7 @@ class _Builder(ProgramWriter[_DeviceBuilder]):
             if name in self.graph.consumers or name in self.kept:
                 for device in range(self.host):
                     self._gather(name, own[name], device)
-            if name in self.graph.answered:
+            if name in self.returned:
                 self._return(name, own[name])
 
     def _return(self, value: str, holders: list[_Held]) -> None:

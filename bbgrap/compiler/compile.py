@@ -50,7 +50,9 @@ def compile_plan(
     Raises:
         PlanError: with `open_sizes`, if something is cut along a moving axis.
     """
-    initial = replace(build_initial(plan, descriptions, begins), transfers=transfers, dictionary_devices=dictionary_devices)
+    initial = replace(
+        build_initial(plan, descriptions, begins, open_sizes=open_sizes), transfers=transfers, dictionary_devices=dictionary_devices
+    )
     passes = passes_of(plan, descriptions, instalments=instalments, open_sizes=open_sizes)
     return Compiled(plan, initial, optimize(initial, passes), instalments and not open_sizes)
 

@@ -7,6 +7,7 @@ A test compares it with the long way: the same messages of the same bytes, the s
 
 from __future__ import annotations
 
+from bbgrap.compiler.host_concat import joined_by_host
 from bbgrap.compiler.passes.dead import drop_unused
 from bbgrap.compiler.passes.fuse import fuse_segments
 from bbgrap.compiler.passes.transfers import drop_empty_messages
@@ -14,7 +15,7 @@ from bbgrap.compiler.program_writer import DeviceWriter, ProgramWriter
 from bbgrap.graph import Node
 from bbgrap.graph.state import kept_region, uncut
 from bbgrap.planners.pieces import Pieces
-from bbgrap.planners.plan import Plan, Tile
+from bbgrap.planners.plan import Plan, Tile, whole_output
 from bbgrap.program.steps import Apply, Assemble, BufferId, Combine, Compute, DeviceProgram, Piece, Program, reads_of
 from bbgrap.shapemap import ShapeMap, subtract_all
 from bbgrap.tdl import LocalOp
@@ -58,7 +59,13 @@ class _Builder(ProgramWriter[_Device]):
 
     def run(self) -> Program:
         feeds = tuple(self._feed(name) for name in self.graph.given)
+        joined = joined_by_host(self.plan, self.descriptions)
         for node in self.graph.nodes:
+            if node.name in joined:
+                for name in node.inputs:
+                    self._result(name)
+                self._compute(node, Tile(self.host, whole_output(self.graph, node)))
+                continue
             for tile in self.plan.tiles[node.name]:
                 self._compute(node, tile)
         results = tuple(self._result(name) for name in self.graph.answered)

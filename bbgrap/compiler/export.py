@@ -8,11 +8,12 @@ from collections.abc import Mapping
 from bbgrap.compiler.artifacts import Artifacts, DeviceArtifacts, SegmentModel, WeightRef
 from bbgrap.compiler.assembly import box_within
 from bbgrap.compiler.canonical import canonical
+from bbgrap.compiler.host_concat import places_of, shifted
 from bbgrap.compiler.segments import SegmentGraph, Slices, buffer_names, build_segment, read_outside
 from bbgrap.errors import ProgramError
 from bbgrap.graph import Array, DType
 from bbgrap.graph.onnx_io import write_graph
-from bbgrap.program.steps import Assemble, Buffer, BufferId, Compute, DeviceProgram, Op, Piece, Program, Receive, Send
+from bbgrap.program.steps import Apply, Assemble, Buffer, BufferId, Compute, DeviceProgram, Op, Piece, Program, Receive, Send, reads_of
 from bbgrap.runtime.schedule import OPEN, Box, BufferSpec, LocalJoin, LocalPart, LocalReceive, LocalRun, LocalSend, LocalStep, Schedule
 from bbgrap.shapemap import ShapeMap
 
@@ -58,6 +59,7 @@ def schedule_of(program: Program, device: DeviceProgram, segments: tuple[Segment
     numbers = {buffer: n for n, buffer in enumerate(device.buffers)}
     steps: list[LocalStep] = []
     runs = iter(enumerate(segments))
+    joins = _HostJoins(program, device, numbers)
     for step in device.steps:
         match step:
             case Receive():
@@ -67,7 +69,7 @@ def schedule_of(program: Program, device: DeviceProgram, segments: tuple[Segment
                 parts = tuple(_part(program, device, numbers, p) for p in step.parts)
                 steps.append(LocalSend(step.message, step.destination, parts, program.wire(device.device, step.destination)))
             case Compute() if device.device == program.host:
-                steps += [_join(program, device, numbers, op) for op in step.ops]
+                steps += [join for op in step.ops for join in joins.of(op)]
             case Compute():
                 number, segment = next(runs)
                 ins, outs = (tuple(numbers[b] for b in side) for side in (segment.inputs, segment.outputs))
@@ -95,15 +97,41 @@ def _part(program: Program, device: DeviceProgram, numbers: Mapping[BufferId, in
     return LocalPart(numbers[piece.buffer], _box(program, device.buffers[piece.buffer], piece.region))
 
 
-def _join(program: Program, device: DeviceProgram, numbers: Mapping[BufferId, int], op: Op) -> LocalJoin:
-    """Return how the host does an operation: it computes nothing, and puts tensors together."""
-    if not isinstance(op, Assemble):
-        raise ProgramError(f"host: it puts tensors together, but is to do {type(op).__name__}")
-    target = device.buffers[op.output]
-    return LocalJoin(numbers[op.output], tuple((_part(program, device, numbers, p), _box(program, target, p.region)) for p in op.pieces))
-
-
 def _box(program: Program, held: Buffer, region: ShapeMap) -> Box | None:
     """Return where a region lies in a buffer; along an axis whose size moves that is all of it."""
     box, moving = box_within(region, held.region), program.graph.moving.get(held.value, ()) if program.open_sizes else ()
     return box if box is None else tuple(((0, OPEN),) if axis in moving else ranges for axis, ranges in enumerate(box))
+
+
+class _HostJoins:
+    """What the host puts together; an operand of a concatenation goes to its place in one step, from wherever its pieces are."""
+
+    def __init__(self, program: Program, device: DeviceProgram, numbers: Mapping[BufferId, int]) -> None:
+        self.program = program
+        self.device = device
+        self.numbers = numbers
+        assembled = {b for op in device.ops if not isinstance(op, Apply) for b in reads_of(op)}
+        self.passing = {b for op in device.ops if isinstance(op, Apply) for b in reads_of(op)} - {*device.results, *assembled}
+        """Buffers that are read for concatenations only."""
+        self.pieces: dict[BufferId, tuple[tuple[LocalPart, Box | None], ...]] = {}
+
+    def of(self, op: Op) -> tuple[LocalJoin, ...]:
+        """Return the step that an operation becomes; none if the only reader of its output does it, too."""
+        match op:
+            case Assemble(output=output, pieces=pieces):
+                target = self.device.buffers[output]
+                joined = tuple((_part(self.program, self.device, self.numbers, p), _box(self.program, target, p.region)) for p in pieces)
+            case Apply(node=node, reads=reads, writes=(output,)):
+                places = places_of(self.program.graph, self.program.graph.node_by_name[node])
+                joined = tuple(
+                    (part, shifted(place, box))
+                    for buffer, place in zip(reads, places, strict=True)
+                    if buffer is not None
+                    for part, box in self.pieces.get(buffer, ((LocalPart(self.numbers[buffer], None), None),))
+                )
+            case _:
+                raise ProgramError(f"host: it puts tensors together, but is to do {type(op).__name__}")
+        if output in self.passing:
+            self.pieces[output] = joined
+            return ()
+        return (LocalJoin(self.numbers[output], joined),)

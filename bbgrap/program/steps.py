@@ -7,7 +7,8 @@ A buffer is a dense local tensor that holds a region of one value of the graph. 
               `Combine` (add up partial results)
     Send      send regions of buffers to another device, as one message
 
-An `Assemble` from one buffer is a crop, from several a concat. The last device is the host (the coordinator); it applies nothing.
+An `Assemble` from one buffer is a crop, from several a concat. The last device is the host (the coordinator); it applies nothing but
+concatenations that make outputs (`bbgrap.compiler.host_concat`).
 The initial program (`build`) and the final one (after `passes`) are of this one type, and both run.
 
 Laws (tests look for breaches, after every pass): a buffer is written once, before it is read; a message has one sender and one receiver,

@@ -87,7 +87,7 @@ def _earliest(program: Program, device: DeviceProgram, layers: dict[str, Phase])
                 early |= {b: 0 if step.source == program.host else layers[device.buffers[b].value] + 1 for b in step.buffers}
             case Compute():
                 for op in step.ops:
-                    if not isinstance(op, Apply):
+                    if not isinstance(op, Apply) or device.device == program.host:
                         early |= dict.fromkeys(writes_of(op), max((early[b] for b in reads_of(op)), default=0))
                     else:
                         early |= {b: layers[device.buffers[b].value] for b in op.writes}
