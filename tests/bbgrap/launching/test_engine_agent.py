@@ -69,10 +69,11 @@ def test_an_owned_agent_is_started_again_until_its_coordinator_is_gone(monkeypat
             assert token not in repr(order) + " ".join(first.cmdline())
             agent.kill()
             until(lambda: not is_mine(first))
-            until(lambda: not head.connection.nodes())
             second = until(joined)
             assert second.pid != first.pid
-            assert "joined as 'rack-1-node-7'" in agent.look().log
+            # Between both the coordinator has no node, too shortly to be seen; then it takes in the second one.
+            until(lambda: head.log("coordinator", 1000).count("agent 'rack-1-node-7' joined") == 2)
+            until(lambda: "joined as 'rack-1-node-7'" in agent.look().log)
             head.kill("coordinator")
             until(lambda: not second.is_running())
             until(lambda: not list(tmp_path.glob("bbgrap-*")))  # its key is gone with it
