@@ -214,9 +214,10 @@ class CoordinatorMachine:
             return [self.members.welcome(known, kept), *links, *gone, *lost, *self.faults.doubted(known, now)]
         member = self.members.join(identity, join, now)
         if isinstance(member, Refused):
-            said = Log(f"refused '{join.name}': {member.reason}", event="refused", node=join.name)
+            if not self.members.note_refusal(identity, member):
+                return [ToAgent(identity, member)]
             refused = Audit("refused", peer_of(identity, join.name), {"reason": member.reason})
-            return [ToAgent(identity, member), said, refused] if self.members.is_news(identity, member) else [ToAgent(identity, member)]
+            return [ToAgent(identity, member), Log(f"refused '{join.name}': {member.reason}", event="refused", node=join.name), refused]
         member.first_request = next(self.loading.epochs)
         keep, done = self.loading.back(member, join.holds, now)
         self.standbys.joined(member)

@@ -187,8 +187,8 @@ class Members:
         self.by_identity[identity] = self.by_name[join.name] = member
         return member
 
-    def is_news(self, identity: RoutingId, refused: Refused) -> bool:
-        """Whether an agent was not refused for this the last time."""
+    def note_refusal(self, identity: RoutingId, refused: Refused) -> bool:
+        """Remember why an agent is not taken in; returns whether that is news: it was not for this the last time."""
         before, self._refused[identity] = self._refused.pop(identity, ""), refused.reason
         if len(self._refused) > MAX_REMEMBERED:
             del self._refused[next(iter(self._refused))]

@@ -251,7 +251,7 @@ class Planning:
 
         It is loaded beforehand as far as memory allows, else held. What could not be loaded is said, in the log and in the plan's report.
         """
-        if plan.job is not None or plan.timing is not None or not plan.serving:
+        if self.is_paused or plan.job is not None or plan.timing is not None or not plan.serving:
             return []
         able, _ = self._world()
         done: list[CoordinatorInstruction] = []

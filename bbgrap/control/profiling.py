@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from itertools import count
 
 from bbgrap.cluster.names import name_order
@@ -23,9 +23,10 @@ from bbgrap.cluster.speeds import shares_of
 from bbgrap.cluster.types import NodeProfile
 from bbgrap.control.coordinator_events import RoutingId
 from bbgrap.control.coordinator_instructions import Audit, CoordinatorInstruction, Log, RemoveProfile, SaveProfile, ToAgent, ToClient
+from bbgrap.control.measuring_round import MeasuringRound, MeasuringTurn
 from bbgrap.control.membership import Member, Members
 from bbgrap.control.planning import Planning
-from bbgrap.protocol.client_messages import Failed, MeasureNodes, MeasureUnknown, Profiles, Progress
+from bbgrap.protocol.client_messages import Failed, MeasureNodes, MeasureUnknown, Progress
 from bbgrap.protocol.faults import Fault
 from bbgrap.protocol.messages import EndMeasuring, LinksMeasured, Measure, Measured, MeasureLinks
 
@@ -58,71 +59,6 @@ QUIET_WITHIN_S = 20.0
 """How long a call waits for a moment in which the cluster does nothing of its own. Chosen: most plans are timed by then."""
 
 
-@dataclass(slots=True)
-class _Turn:
-    """An agent that measures now, what it was asked, and when it was for the first and for the last time."""
-
-    member: Member
-    question: Measure | MeasureLinks
-    began: float
-    asked: float
-
-
-@dataclass(slots=True)
-class _Round:
-    """A call to measure that has begun.
-
-    Invariants: every node of the call is in `working`, `unlinked` (measured but for its links), `linking` or `done`, or `faults` says why
-    it is not; while anybody is `working`, nobody is `linking`.
-    """
-
-    identity: RoutingId
-    call: int
-    working: dict[RoutingId, _Turn]
-    unlinked: deque[tuple[Member, NodeProfile]] = field(default_factory=deque)
-    linking: tuple[_Turn, NodeProfile] | None = None
-    done: list[NodeProfile] = field(default_factory=list)
-    without_links: list[NodeProfile] = field(default_factory=list)
-    """Of nodes whose links could not be measured; how fast they work is known all the same."""
-    faults: dict[str, str] = field(default_factory=dict)
-    """By node."""
-
-    @property
-    def turns(self) -> tuple[_Turn, ...]:
-        """Who measures now."""
-        return tuple(self.working.values()) if self.linking is None else (self.linking[0],)
-
-    @property
-    def members(self) -> tuple[Member, ...]:
-        """Of whom it will be known."""
-        return (*(turn.member for turn in self.turns), *(member for member, _ in self.unlinked))
-
-    def leave_out(self, member: Member, fault: str) -> None:
-        """Go on without a member."""
-        self.working.pop(member.identity, None)
-        self.unlinked = deque(entry for entry in self.unlinked if entry[0] is not member)
-        if self.linking is not None and self.linking[0].member is member:
-            self.linking = None
-        self.faults[member.name] = fault
-
-    def progress(self) -> list[CoordinatorInstruction]:
-        """Return who measures now, and how many have: themselves, or their links."""
-        if not self.identity:
-            return []
-        names = ", ".join(turn.member.name for turn in self.turns)[:200]
-        what, done = ("", len(self.unlinked)) if self.linking is None else ("links of ", len(self.done))
-        total = len(self.turns) + len(self.unlinked) + len(self.done) + len(self.faults)
-        return [ToClient(self.identity, Progress(self.call, f"measuring {what}{names}", done, total))]
-
-    def answer(self) -> list[CoordinatorInstruction]:
-        """Return what the caller is told in the end."""
-        profiles = tuple(sorted(self.done, key=lambda profile: name_order(profile.name)))
-        if not self.faults:
-            return [ToClient(self.identity, Profiles(self.call, profiles))]
-        names = ", ".join(profile.name for profile in profiles) or "none"
-        return [ToClient(self.identity, Failed(self.call, Fault.EXECUTION, f"{'; '.join(self.faults.values())}; measured: {names}"))]
-
-
 class Profiling:
     """Who is measured for whom.
 
@@ -132,7 +68,7 @@ class Profiling:
     def __init__(self, members: Members, planning: Planning) -> None:
         self.members = members
         self._planning = planning
-        self._round: _Round | None = None
+        self._round: MeasuringRound | None = None
         self._waiting: deque[tuple[RoutingId, MeasureNodes | MeasureUnknown]] = deque()
         self._numbers = count(1)
         self._again_at = 0.0
@@ -250,7 +186,7 @@ class Profiling:
         due = [member for member in self._due(now) if member in members]
         return [member for member in due if self._is_unknown(member) or (stale and self._is_stale(member, now))]
 
-    def _is_under_way(self, running: _Round, message: MeasureNodes | MeasureUnknown) -> bool:
+    def _is_under_way(self, running: MeasuringRound, message: MeasureNodes | MeasureUnknown) -> bool:
         """Whether a round finds out all that a call wants to know: what it has found is not to be thrown away."""
         there = {member.name for member in running.members} | {profile.name for profile in running.done}
         unknown = {member.name for member in self.members.alive() if self._is_unknown(member)}
@@ -274,14 +210,15 @@ class Profiling:
         while True:
             match self._round:
                 case None if not self._waiting:
+                    self._waits_since = None
                     return done
                 case None if self._must_wait(now):
                     return [*done, *self._say_why(now)]
                 case None:
                     done += self._begin_round(*self._waiting.popleft(), now)
-                case _Round(turns=()) as running if running.unlinked:
+                case MeasuringRound(turns=()) as running if running.unlinked:
                     done += self._begin_links(running, *running.unlinked.popleft(), now)
-                case _Round(turns=()) as running:
+                case MeasuringRound(turns=()) as running:
                     self._round = None
                     told = self._note(running, now)
                     done += [*self._keep(running, now), *(running.answer() if running.identity else told)]
@@ -309,17 +246,17 @@ class Profiling:
         # Whatever comes of it: what is known already is not tried again and again.
         self._fresh_until |= dict.fromkeys((member.name for member in members), now + STALE_S)
         self.members.forget_gone(self._fresh_until)
-        turns = {member.identity: _Turn(member, Measure(next(self._numbers)), now, now) for member in members}
-        self._round = _Round(identity, message.call, turns)
+        turns = {member.identity: MeasuringTurn(member, Measure(next(self._numbers)), now, now) for member in members}
+        self._round = MeasuringRound(identity, message.call, turns)
         return [ToAgent(turn.member.identity, turn.question) for turn in turns.values()]
 
-    def _begin_links(self, running: _Round, member: Member, profile: NodeProfile, now: float) -> list[CoordinatorInstruction]:
+    def _begin_links(self, running: MeasuringRound, member: Member, profile: NodeProfile, now: float) -> list[CoordinatorInstruction]:
         """Ask one agent, and let everybody answer its pings."""
-        turn = _Turn(member, MeasureLinks(next(self._numbers), self.members.peers_of(member)), now, now)
+        turn = MeasuringTurn(member, MeasureLinks(next(self._numbers), self.members.peers_of(member)), now, now)
         running.linking = (turn, profile)
         return [ToAgent(member.identity, turn.question)]
 
-    def _keep(self, running: _Round, now: float) -> list[CoordinatorInstruction]:
+    def _keep(self, running: MeasuringRound, now: float) -> list[CoordinatorInstruction]:
         """Believe what was measured, now and after a restart, unless it is as it was known: plans are not made anew for noise."""
         changed, before = CHANGED_CALLED if running.identity else CHANGED, self.members.measured
         measured = (*running.done, *running.without_links)
@@ -388,7 +325,7 @@ class Profiling:
         self.members.forget_gone(self._failed)
         return wait
 
-    def _break_off(self, running: _Round, now: float) -> list[CoordinatorInstruction]:
+    def _break_off(self, running: MeasuringRound, now: float) -> list[CoordinatorInstruction]:
         """End a round; of nodes whose links have not been measured by then nothing is kept."""
         self._again_at = now + LATER_S
         if self.members.aside:
@@ -403,7 +340,7 @@ class Profiling:
     def _due(self, now: float) -> list[Member]:
         return [member for member in self.members.alive() if self._failed.get(member.name, (0.0, 0.0))[1] <= now]
 
-    def _note(self, running: _Round, now: float) -> list[CoordinatorInstruction]:
+    def _note(self, running: MeasuringRound, now: float) -> list[CoordinatorInstruction]:
         """Return what is said of a round that nobody called for. What has failed may have ended a worker: it is tried ever more seldom."""
         done: list[CoordinatorInstruction] = [Log(f"measured {profile.name}") for profile in running.done]
         known = {profile.name for profile in running.without_links}

@@ -212,7 +212,7 @@ def joined_shape(pieces: Sequence[tuple[Box, Array]]) -> tuple[int, ...]:
     )
 
 
-def index_of(box: Box | None) -> tuple[slice, ...] | None:
+def _index_of(box: Box | None) -> tuple[slice, ...] | None:
     """Return the index of a region with one range per axis in a local array; None for others."""
     if box is None or any(len(ranges) != 1 for ranges in box):
         return None
@@ -223,7 +223,7 @@ def extract(array: Array, box: Box | None) -> Array:
     """Return a region of a local array: a view where every axis has one range, else a copy."""
     if box is None:
         return array
-    index = index_of(box)
+    index = _index_of(box)
     if index is not None:
         return array[index]
     box = _closed(box, array)

@@ -10,6 +10,8 @@ from bbgrap.control.profiling import QUIET_WITHIN_S
 from bbgrap.protocol import client_messages as c
 from bbgrap.protocol import messages as m
 from tests.bbgrap.control.test_profiling import answer, measure, measuring
+from tests.bbgrap.control.test_spare_plans import large_wire
+from tests.bbgrap.control.tiny_plans import plan_of
 from tests.bbgrap.control.wire import Wire, joined_wire, ready_wire
 
 
@@ -73,3 +75,35 @@ def test_plans_are_not_made_anew_where_nodes_are_as_fast_as_they_were(flops, is_
         wire.until_answered(wire.run())
         wire.settle_for(2 * SETTLE_S)
     assert len(wire.jobs) == 2 + is_news
+
+
+def test_no_plan_for_a_loss_is_begun_either():
+    held = []
+    wire = large_wire("a", "b", "c", plan=lambda job: plan_of(job) if len(job.cluster.nodes) == 3 else held.append(job))
+    assert len(held) == 1
+    call = measure(wire)
+    wire.settle_for(QUIET_WITHIN_S + 1.0)
+    assert set(measuring(wire)) == {"a", "b", "c"}
+    wire.carry_plan(plan_of(held[0]))
+    wire.settle_for(2.0)
+    assert len(held) == 1
+    finish_all(wire)
+    assert wire.answer(call)
+    wire.settle_for(2.0)
+    assert len(held) > 1
+
+
+def test_how_long_a_call_waited_that_was_given_up_is_nothing_to_the_next_one():
+    wire = joined_wire("a", "b")
+    wire.plan = lambda _: None
+    wire.prepare()
+    wire.settle_for(0.5)
+    first = measure(wire)
+    wire.settle_for(1.0)
+    wire.carry_client(wire.client.cancel(first))
+    wire.settle_for(2 * QUIET_WITHIN_S)
+    measure(wire)
+    wire.settle_for(0.5 * QUIET_WITHIN_S)
+    assert measuring(wire) == {}
+    wire.settle_for(QUIET_WITHIN_S)
+    assert measuring(wire) == dict.fromkeys("ab", "Measure")
